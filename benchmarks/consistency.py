@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from cocoa_engine import CocoaEngine
+from cocoa_engine.lab.data import Question, read_questions
 from cocoa_engine.lab.measured import question_prompts
 from cocoa_engine.lab.ranking import Bootstrap, Interval, Ranked
-from cocoa_engine.lab.records import Question, read_questions
 
 SCORES = ("agreement", "f1", "mean_log_prob", "min_log_prob")
 """Scores of an answer that are low where it is likely wrong."""

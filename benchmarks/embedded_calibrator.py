@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, RiskCalibrator
-from cocoa_engine.lab.cache import generated
 from cocoa_engine.lab.data import LabelledText, Question, read_labelled, read_questions, sample
 from cocoa_engine.lab.fit import FitSettings, LabelledFeatures, fit, fit_only, left_out
 from cocoa_engine.lab.forced import force
@@ -91,7 +90,8 @@ def measure(engine: CocoaEngine, paths: dict[str, Path], cache: Path) -> None:
             file = cache / f"{name}-{start:04d}"
             if name not in GIVEN and not file.with_suffix(".parts.npz").exists():
                 config = engine.config.replace(max_new_tokens=TOKENS.get(name, 32))
-                save_own(file, list(generated(engine, chunk, _prompts(engine, name, chunk), config)))
+                generations = engine.generate_batch(_prompts(engine, name, chunk), config=config)
+                save_own(file, list(zip(chunk, generations, strict=True)))
             elif name in GIVEN and not file.with_suffix(".span.npz").exists():
                 answers = force(engine, list(_short(engine, chunk)), engine.config)
                 for level, items in labelled_features(answers, engine.config, engine.num_layers, states=True).items():
@@ -331,7 +331,7 @@ def answers(cache: Path, draws: int) -> None:
         "without the length of the prompt": [name for name in items.names if name != "log_prompt_tokens"],
         "the length of the prompt alone": ["log_prompt_tokens"],
     }
-    repeated = items.times(REPEATS)
+    repeated = items.only(np.tile(np.arange(len(items.labels)), REPEATS))
     bootstrap = Bootstrap(repeated.groups, draws, 0)
     for name, names in sets.items():
         chosen = LabelledFeatures(names, items.of(names), items.labels, items.groups)

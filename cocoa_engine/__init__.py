@@ -30,7 +30,7 @@ from cocoa_engine.errors import (
     UnsupportedModelError,
     WorkerError,
 )
-from cocoa_engine.garbage import collector_paused
+from cocoa_engine.memory import collector_paused
 from cocoa_engine.methods import METHODS
 from cocoa_engine.optional import quiet_torchao
 from cocoa_engine.results import Generation, LayerCurve

@@ -6,64 +6,58 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cocoa_engine.errors import CocoaError, ConfigError, DataError
 from cocoa_engine.messages import explain, unknown
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 T = TypeVar("T")
 
 
 def of_type(given: T, kind: type[T], name: str) -> T:
-    """The argument as it is, if it has its type.
-
-    Raises:
-        ConfigError: it is of another type.
-    """
+    """The argument as it is, if it has its type; otherwise a :class:`.ConfigError`."""
     if not isinstance(given, kind):
         raise ConfigError(f"{name} must be a {kind.__name__}, not {type(given).__name__}.")
     return given
 
 
 def given_or_new(given: T | None, kind: type[T], name: str) -> T:
-    """The argument as it is; for `None`, a new object of its type.
-
-    Raises:
-        ConfigError: it is of another type.
-    """
+    """As :func:`of_type`; for `None`, a new object of its type."""
     return kind() if given is None else of_type(given, kind, name)
+
+
+def _clearly(name: str) -> Any:
+    """A class method of pydantic's that raises an error of this package for wrong data."""
+
+    def validate(cls: Any, /, *data: Any, **options: Any) -> Any:
+        with cls._clear_errors():
+            return getattr(super(ValidatedModel, cls), name)(*data, **options)
+
+    validate.__doc__ = "The same as pydantic's, but raises an error of this package."
+    return classmethod(validate)
 
 
 class ValidatedModel(BaseModel):
     """A pydantic model that raises an error of this package, with a short message, for wrong data.
 
-    A subclass may set ``_invalid``, the class of the error.
+    A subclass may set ``_invalid``, the class of the error. The docstring of a field is its description.
     """
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
     _invalid: ClassVar[type[CocoaError]] = ConfigError
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """The same as pydantic's, after the lines of each description are joined."""
+        for field in cls.__pydantic_fields__.values():
+            if field.description is not None:
+                field.description = " ".join(field.description.split())
+        return handler(source)
+
     if not TYPE_CHECKING:  # type checkers keep pydantic's signatures
-
-        @classmethod
-        def model_validate(cls, obj: Any, **options: Any) -> Self:
-            """The same as pydantic's, but raises an error of this package."""
-            with cls._clear_errors():
-                return super().model_validate(obj, **options)
-
-        @classmethod
-        def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
-            """The same as pydantic's, but raises an error of this package."""
-            with cls._clear_errors():
-                return super().model_validate_json(json_data, **options)
-
-        @classmethod
-        def model_validate_strings(cls, obj: Any, **options: Any) -> Self:
-            """The same as pydantic's, but raises an error of this package."""
-            with cls._clear_errors():
-                return super().model_validate_strings(obj, **options)
+        model_validate = _clearly("model_validate")
+        model_validate_json = _clearly("model_validate_json")
+        model_validate_strings = _clearly("model_validate_strings")
 
     @classmethod
     @contextmanager

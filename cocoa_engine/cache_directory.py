@@ -47,14 +47,7 @@ def private_folder(folder: Path, mode: int = 0o755) -> Path:
     """Make a folder of the cache directory if it is missing, and withdraw the rights of others to write to it.
 
     This includes the folders on the way to it, up to the cache directory; a sticky one, such as ``/tmp``, stays as it
-    is.
-
-    Args:
-        folder: the folder.
-        mode: that of folders that are made.
-
-    Returns:
-        The folder. It :func:`is_private`.
+    is. Folders that are made have ``mode``. Returns the folder, which :func:`is_private`.
 
     Raises:
         OSError: it cannot be made.
@@ -133,11 +126,7 @@ def _on_the_way(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def read_note(file: Path) -> dict[str, Any] | None:
-    """The JSON object in a small file of the cache.
-
-    Returns:
-        The object; `None` if the file cannot be read or is damaged, or another user can have written it.
-    """
+    """The JSON object in a small file of the cache; `None` if it is damaged, or another user can have written it."""
     try:
         return parse_note(file.read_bytes()) if is_private(file) else None
     except OSError:
@@ -145,21 +134,13 @@ def read_note(file: Path) -> dict[str, Any] | None:
 
 
 def write_note(file: Path, data: str | bytes) -> None:
-    """Write a small file of the cache, which others may read.
-
-    Raises:
-        OSError: it cannot be written, or another user could exchange it.
-    """
+    """Write a small file of the cache, which others may read; an OSError if another user could exchange it."""
     private_folder(file.parent)
     write_file(file, data, mode=0o644)
 
 
 def keep_newest(folder: Path, pattern: str, count: int) -> None:
-    """Delete the files of a folder whose names match, except those that were written last.
-
-    Raises:
-        OSError: one cannot be deleted.
-    """
+    """Delete the files of a folder whose names match, except those that were written last."""
     files = sorted(folder.glob(pattern), key=lambda file: file.stat().st_mtime, reverse=True)
     for file in files[count:]:
         file.unlink(missing_ok=True)
@@ -168,7 +149,7 @@ def keep_newest(folder: Path, pattern: str, count: int) -> None:
 def parse_note(text: bytes) -> dict[str, Any] | None:
     """The JSON object that was written as ``text``; `None` for anything else: a power failure may have damaged it."""
     try:
-        found = json.loads(text)
+        note = json.loads(text)
     except (ValueError, RecursionError):  # no JSON, no UTF-8, thousands of digits; nested too deeply
         return None
-    return found if isinstance(found, dict) else None
+    return note if isinstance(note, dict) else None

@@ -48,22 +48,14 @@ class Cancellation:
             listener()
 
     def check(self) -> None:
-        """Raise an error if :meth:`cancel` was called.
-
-        Raises:
-            RequestCancelledError: the calls are cancelled.
-        """
+        """Raise a RequestCancelledError if :meth:`cancel` was called."""
         if self.cancelled:
             raise RequestCancelledError("the call was cancelled")
 
     def run(
         self, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Result:
-        """Call a function. Work in it that has no cancellation of its own, such as rendering, ends with this one.
-
-        Raises:
-            RequestCancelledError: :meth:`cancel` was called before or during such work.
-        """
+        """Call a function. Work in it that has no cancellation of its own, such as rendering, ends with this one."""
         before = _current.set(self)
         try:
             return function(*args, **kwargs)
@@ -88,13 +80,8 @@ class Cancellation:
 
 
 def check_current() -> None:
-    """End the calling code if the innermost :meth:`Cancellation.run` around it was cancelled.
-
-    Raises:
-        RequestCancelledError: it was.
-    """
-    cancellation = _current.get()
-    if cancellation is not None:
+    """:meth:`Cancellation.check` of the innermost :meth:`Cancellation.run` around the calling code."""
+    if (cancellation := _current.get()) is not None:
         cancellation.check()
 
 
@@ -111,10 +98,6 @@ def interruptible(function: Callable[[], Result], seconds: float) -> Result:
     """Call a function that another thread ends if the calling code is cancelled, or after a time.
 
     The function ends between two instructions of Python. It must hold nothing that an interrupt would leave half done.
-
-    Args:
-        function: the function.
-        seconds: the time.
 
     Raises:
         RequestCancelledError: the calling code was cancelled.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.equations import SpanLogProb
@@ -58,110 +58,62 @@ class CocoaConfig(SettingsModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     method: MethodName = Field("cocoa-sig", description="Decoding method, which ranks candidate spans.")
-    metric: Literal["f_mlds", "con_mlds"] = Field(
-        "f_mlds", description="The MLDS that ranks spans. Both are always measured."
-    )
-    risk: Literal["auto", RiskSource] = Field(
-        "auto",
-        description="Where the risk of a span comes from. auto: the calibrator if there is one for spans that fits the "
-        "model and the settings; otherwise, if the passages are named (source), the rank of the span's source "
-        "attention; otherwise 1 - p of its least probable token. f_mlds and con_mlds report a raw MLDS, which is not "
-        "in [0, 1].",
-    )
+    metric: Literal["f_mlds", "con_mlds"] = "f_mlds"
+    """The MLDS that ranks spans. Both are always measured."""
+    risk: Literal["auto", RiskSource] = "auto"
+    """Where the risk of a span comes from. auto: the calibrator if there is one for spans that fits the model and the
+    settings; otherwise, if the passages are named (source), the rank of the span's source attention; otherwise 1 - p of
+    its least probable token. f_mlds and con_mlds report a raw MLDS, which is not in [0, 1]."""
     alpha: float = Field(2.5, ge=0, le=1e6, description="Weight of the disagreement penalty (alpha in the paper).")
-    gamma: float = Field(
-        0.3,
-        gt=0,
-        le=1,
-        description="A token competes if its probability is at least gamma times the highest. 1 is greedy.",
-    )
-    max_candidates: int = Field(
-        8, ge=1, le=1000, description="Maximum number of competing tokens that start a branch. 1 is greedy."
-    )
+    gamma: float = Field(0.3, gt=0, le=1)
+    """A token competes if its probability is at least gamma times the highest. 1 is greedy."""
+    max_candidates: int = Field(8, ge=1, le=1000)
+    """Maximum number of competing tokens that start a branch. 1 is greedy."""
     max_span_tokens: int = Field(16, ge=1, le=10**6, description="Maximum number of tokens of a branch.")
-    span_boundary: Literal["right", "left", "own", "fixed"] = Field(
-        "right",
-        description="Where branches end: all at the latest (right) or the earliest (left) of their next risk points, "
-        "each at its own next risk point (own), or all after max_span_tokens (fixed).",
-    )
-    span_log_prob: SpanLogProb = Field(
-        "greedy_end",
-        description="log p_S from log p of the tokens, for candidates of unequal length: their sum (the paper), their "
-        "mean or another rule. greedy_end: the sum, but only greedy decoding ends the answer.",
-    )
-    middle_layers: tuple[int, int] | None = Field(
-        None, description="Window m,n of the middle layers, both inclusive, 0 <= m < n <= L. Default: L//3, 2L//3."
-    )
-    final_layer: Literal["post_norm", "pre_norm"] = Field(
-        "post_norm", description="Whether h[i, L] is taken after (the paper) or before the model's final norm."
-    )
-    dola_layers: str = Field(
-        "high", description='DoLa: candidate layers: "high", "low" or layers such as "16,18,20".', pattern=_LAYERS
-    )
-    dola_relative_top: float = Field(
-        0.1, ge=0, le=1, description="DoLa: a token is allowed if its probability is at least this times the highest."
-    )
-    decore_heads: str | None = Field(
-        None,
-        description="File with the model's retrieval heads. DeCoRe masks them, and the attention of the best 20 on the "
-        "prompt is the source attention. Default: the file that `cocoa heads` has written for this model to the cache "
-        "directory, or else the embedded model's heads, for models of its shape.",
-    )
-    decore_masked_heads: int | None = Field(
-        None,
-        ge=1,
-        le=10**6,
-        description="DeCoRe: number of retrieval heads to mask, best first. Default: 50, but at most 1 in 20.",
-    )
-    diver_weight: float = Field(
-        1.0, ge=0, le=1e6, description="Diver: weight of the mutual information with the prompt."
-    )
-    repetition_penalty: float | None = Field(
-        None,
-        ge=0.01,
-        le=1e6,
-        description="Penalty on tokens that occurred before, which divides their scores. Default: the value of the "
-        "model's generation config; 1.2 for DoLa.",
-    )
-    max_risk: float | None = Field(
-        None,
-        ge=0,
-        le=2,
-        description="Decoding stops after the first span whose risk reaches this. It must be in [0, 1] unless the risk "
-        "is a raw MLDS. Default: no limit.",
-    )
+    span_boundary: Literal["right", "left", "own", "fixed"] = "right"
+    """Where branches end: all at the latest (right) or the earliest (left) of their next risk points, each at its own
+    next risk point (own), or all after max_span_tokens (fixed)."""
+    span_log_prob: SpanLogProb = "greedy_end"
+    """log p_S from log p of the tokens, for candidates of unequal length: their sum (the paper), their mean or another
+    rule. greedy_end: the sum, but only greedy decoding ends the answer."""
+    middle_layers: tuple[int, int] | None = None
+    """Window m,n of the middle layers, both inclusive, 0 <= m < n <= L. Default: L//3, 2L//3."""
+    final_layer: Literal["post_norm", "pre_norm"] = "post_norm"
+    """Whether h[i, L] is taken after (the paper) or before the model's final norm."""
+    dola_layers: str = Field("high", pattern=_LAYERS)
+    """DoLa: candidate layers: "high", "low" or layers such as "16,18,20"."""
+    dola_relative_top: float = Field(0.1, ge=0, le=1)
+    """DoLa: a token is allowed if its probability is at least this times the highest."""
+    decore_heads: str | None = None
+    """File with the model's retrieval heads. DeCoRe masks them, and the attention of the best 20 on the prompt is the
+    source attention. Default: the file that `cocoa heads` has written for this model to the cache directory, or else
+    the embedded model's heads, for models of its shape."""
+    decore_masked_heads: int | None = Field(None, ge=1, le=10**6)
+    """DeCoRe: number of retrieval heads to mask, best first. Default: 50, but at most 1 in 20."""
+    diver_weight: float = Field(1.0, ge=0, le=1e6)
+    """Diver: weight of the mutual information with the prompt."""
+    repetition_penalty: float | None = Field(None, ge=0.01, le=1e6)
+    """Penalty on tokens that occurred before, which divides their scores. Default: the value of the model's generation
+    config; 1.2 for DoLa."""
+    max_risk: float | None = Field(None, ge=0, le=2)
+    """Decoding stops after the first span whose risk reaches this. It must be in [0, 1] unless the risk is a raw MLDS.
+    Default: no limit."""
     max_new_tokens: int = Field(256, ge=1, le=10**7, description="Maximum number of new tokens.")
-    temperature: float = Field(
-        0.0,
-        ge=0,
-        le=1e6,
-        description="0 keeps the best branch. Above 0, a branch is sampled from softmax(score / temperature). sample: "
-        "every token is drawn from softmax(logits / temperature); 0 is greedy, 1 the model's distribution.",
-    )
-    top_k: int = Field(
-        0,
-        ge=0,
-        le=10**7,
-        description="sample: tokens are drawn among this many most probable ones. 0 allows all, 1 is greedy.",
-    )
-    top_p: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="sample: tokens are drawn among the fewest most probable ones that have at least this probability "
-        "together. 1 allows all.",
-    )
-    seed: int | None = Field(
-        None, ge=0, lt=2**63, description="Seed of the sampling. Default: a new seed for each call."
-    )
-    top_logprobs: int = Field(
-        0,
-        ge=0,
-        le=20,
-        description="Number of most probable tokens to record, with their log-probabilities, for each token that is "
-        "decoded or scored.",
-    )
-    stop: tuple[str, ...] = Field((), description="Texts that end the answer. They are not part of it.")
+    temperature: float = Field(0.0, ge=0, le=1e6)
+    """0 keeps the best branch. Above 0, a branch is sampled from softmax(score / temperature). sample: every token is
+    drawn from softmax(logits / temperature); 0 is greedy, 1 the model's distribution."""
+    top_k: int = Field(0, ge=0, le=10**7)
+    """sample: tokens are drawn among this many most probable ones. 0 allows all, 1 is greedy."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """sample: tokens are drawn among the fewest most probable ones that have at least this probability together. 1
+    allows all."""
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    """Seed of the sampling. Default: a new seed for each call."""
+    top_logprobs: int = Field(0, ge=0, le=20)
+    """Number of most probable tokens to record, with their log-probabilities, for each token that is decoded or
+    scored."""
+    stop: Annotated[tuple[str, ...], AfterValidator(require_stop_texts)] = ()
+    """Texts that end the answer. They are not part of it."""
 
     @classmethod
     def paper(cls, **settings: Any) -> CocoaConfig:
@@ -194,14 +146,7 @@ class CocoaConfig(SettingsModel):
     @field_validator("stop", mode="before")
     @classmethod
     def _one_stop_text(cls, value: Any) -> Any:
-        if value is None:
-            return ()
-        return (value,) if isinstance(value, str) else value
-
-    @field_validator("stop")
-    @classmethod
-    def _stop_texts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return require_stop_texts(value)
+        return () if value is None else (value,) if isinstance(value, str) else value
 
     @field_validator("method", mode="before")
     @classmethod

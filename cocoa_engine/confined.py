@@ -49,27 +49,17 @@ _FOLDER = os.sep
 with contextlib.suppress(OSError):  # it was removed
     _FOLDER = os.getcwd()  # to which names are relative that are not absolute; the program may leave it
 
-CPU_SECONDS = 5.0
-"""Processor time of the calls of one :class:`Budget`, at which the system ends a worker."""
-SHORT_SECONDS = 0.1
-"""Processor time after which a task counts as long, and is begun again when a place of long tasks is free."""
-WALL_SECONDS = 60.0
-"""Seconds that a caller waits for a turn, and for one call. Other work may keep the processors busy."""
-START_SECONDS = 30.0
-"""Seconds in which the server process must be ready."""
-MEMORY_MB = 1024
-"""Memory that a worker may allocate, in MiB."""
-
+CPU_SECONDS = 5.0  # processor time of the calls of one budget, at which the system ends a worker
+SHORT_SECONDS = 0.1  # processor time after which a task counts as long, and waits for a place of long tasks
+WALL_SECONDS = 60.0  # that a caller waits for a turn, and for one call: other work may keep the processors busy
+START_SECONDS = 30.0  # in which the server process must be ready
+MEMORY_MB = 1024  # that a worker may allocate, in MiB
 FORKS = hasattr(os, "fork")
-POLL = 0.05
-"""Seconds between two looks at a cancellation."""
-LOW = 10
-"""What long tasks add to the niceness of their processes."""
+POLL = 0.05  # seconds between two looks at a cancellation
+LOW = 10  # what long tasks add to the niceness of their processes
 READY = "ready"
-SPARES = 2
-"""Workers that are begun before there is a task for them, or that a short task has left."""
-MOST_LOADED = 8
-"""Results of :class:`Load` that the server keeps. Earlier ones are loaded again when they are needed."""
+SPARES = 2  # workers that are begun before there is a task for them, or that a short task has left
+MOST_LOADED = 8  # results of `Load` that the server keeps; earlier ones are loaded again when they are needed
 MOST_REFUSED, REFUSED_SECONDS = 256, 600.0
 """Data that took too much time or memory: the number that is refused at once when it comes again, and for how long."""
 
@@ -77,10 +67,7 @@ MOST_REFUSED, REFUSED_SECONDS = 256, 600.0
 class Load(NamedTuple):
     """What the server does once, before it forks a worker that needs it: it calls a function of a module.
 
-    Attributes:
-        key: the name of the result, for :func:`loaded`.
-        function: the function.
-        arguments: makes its arguments, which can be pickled.
+    ``key`` names the result, for :func:`loaded`; ``arguments`` makes the arguments, which can be pickled.
     """
 
     key: object
@@ -89,23 +76,15 @@ class Load(NamedTuple):
 
 
 class Budget:
-    """The processor time that all calls for one request have together. They take turns.
+    """The processor time, ``left`` in seconds, that all calls for one request have together. They take turns.
 
-    Args:
-        waiting: the context in which a call waits for a place of long tasks, and has it. A server limits it.
-
-    Attributes:
-        left: seconds.
+    ``waiting`` is the context in which a call waits for a place of long tasks, and has it. A server limits it.
     """
 
     def __init__(self, waiting: Callable[[], contextlib.AbstractContextManager[object]] | None = None) -> None:
         self.left = CPU_SECONDS
         self.waiting = waiting or contextlib.nullcontext
         self.turn = threading.Semaphore(1)
-
-    def refill(self, seconds: float) -> None:
-        """Add processor time, up to the limit."""
-        self.left = min(CPU_SECONDS, self.left + seconds)
 
 
 budget_of_request: ContextVar[Budget | None] = ContextVar("cocoa_budget", default=None)
@@ -127,10 +106,7 @@ def one_budget() -> Iterator[None]:
 
 
 class Worker:
-    """A process that calls functions of modules, for one caller at a time. It ends with this object.
-
-    Args:
-        load: what the server loads before.
+    """A process that calls functions of modules, for one caller at a time, after a load. It ends with this object.
 
     Attributes:
         ended: whether the process was ended here. The system may have ended it, too.
@@ -168,22 +144,20 @@ class Worker:
         most: float = CPU_SECONDS,
         low: bool = False,
     ) -> Result:
-        """Call a function in the process. After a limit or a cancellation, the process has ended.
+        """Call a function of a module in the process. After a limit or a cancellation, the process has ended.
 
         Args:
-            function: a function of a module.
-            *args: arguments that can be pickled.
+            function, *args: the function, and arguments that can be pickled.
             what: the data that it works on, for the message.
             budget: its processor time, from which the time that it takes is subtracted.
             cancellation: ends the work; by default that of the calling code.
-            most: the processor time of this call, if less is left of the budget.
+            most: the processor time of this call, at most.
             low: whether it has a low priority.
 
         Raises:
             ConfigError: the work takes too much time or memory, or has crashed.
             WorkerError: the process was never begun.
-            RequestCancelledError: it was cancelled.
-            Exception: that of the function.
+            Exception: that of the function, or of the cancellation.
         """
         cancellation = cancellation or current_cancellation()
         cancellation.check()
@@ -237,12 +211,7 @@ def run(function: Callable[..., Result], *args: Any, what: str) -> Result:
 
 
 def started(
-    load: Load,
-    function: Callable[..., Result],
-    *args: Any,
-    what: str,
-    data: object,
-    budget: Budget | None = None,
+    load: Load, function: Callable[..., Result], *args: Any, what: str, data: object, budget: Budget | None = None
 ) -> tuple[Worker, Result]:
     """A new worker, and the result of its first call.
 
@@ -251,16 +220,15 @@ def started(
 
     Args:
         load: what is loaded in it.
-        function: as for :meth:`Worker.call`, with its errors.
-        *args: its arguments.
-        what: the data that it works on, for the message.
+        function, *args, what: as for :meth:`Worker.call`, with its errors.
         data: that of the arguments by which the task is known when it comes again.
         budget: its processor time; by default that of the request.
 
     Raises:
         EngineBusyError: no turn came for a minute, or the server lets no more calls wait for one.
     """
-    if _refused and time.monotonic() - _refused.get(_digest(load, data), -sys.maxsize) < REFUSED_SECONDS:
+    digest = hashlib.sha256(pickle.dumps((load.key, data))).digest()
+    if time.monotonic() - _refused.get(digest, -sys.maxsize) < REFUSED_SECONDS:
         raise _too_much(what)
     budget = budget or current_budget()
     with _turn(budget.turn):
@@ -276,9 +244,9 @@ def started(
                     give_back([worker])
                     raise
     if whole and time.monotonic() - begun < WALL_SECONDS:  # and not for other data, or other work on the processors
-        _refused[_digest(load, data)] = time.monotonic()
-        for digest in [*_refused][:-MOST_REFUSED]:
-            _refused.pop(digest, None)
+        _refused[digest] = time.monotonic()
+        for oldest in [*_refused][:-MOST_REFUSED]:
+            _refused.pop(oldest, None)
     raise _too_much(what)
 
 
@@ -322,17 +290,12 @@ def _never_ran(reason: str) -> WorkerError:
     )
 
 
-def _digest(load: Load, data: object) -> bytes:
-    return hashlib.sha256(pickle.dumps((load.key, data))).digest()
-
-
 @contextlib.contextmanager
 def _turn(lane: threading.Semaphore | threading.Lock) -> Iterator[None]:
     """Within the block, only few others work, so that many large tasks at once do not take all memory.
 
     Raises:
-        RequestCancelledError: the calling code was cancelled while it waited.
-        EngineBusyError: it has waited for too long.
+        EngineBusyError: the calling code has waited for too long.
     """
     cancellation, deadline = current_cancellation(), time.monotonic() + WALL_SECONDS
     while not lane.acquire(timeout=POLL):
@@ -398,10 +361,7 @@ class _Server:
         self.process.wait()
 
     def fork(self, load: Load) -> tuple[Connection, socket.socket, frozenset[object]]:
-        """The connection to a new worker, what ends it when it is closed, and the keys of what is loaded in it.
-
-        One thread at a time may call this.
-        """
+        """The connection to a new worker, what ends it when it is closed, and its loads. For one thread at a time."""
         if load.key in self._loaded:
             self._loaded.remove(load.key)
         else:
@@ -439,7 +399,7 @@ _short, _long = _lanes()
 
 
 def _forked(load: Load) -> tuple[Connection, socket.socket, frozenset[object]]:
-    """As :meth:`_Server.fork`. The server is started if there is none."""
+    """As :meth:`_Server.fork`, after the server is started if there is none."""
     global _server
     with _turn(_starting):
         for _ in range(2):
@@ -478,11 +438,7 @@ _results: dict[object, tuple[bool, Any]] = {}
 
 
 def loaded(key: object) -> Any:
-    """In a worker: what a :class:`Load` has loaded.
-
-    Raises:
-        Exception: that of its function.
-    """
+    """In a worker: what a :class:`Load` has loaded. Raises the error of its function."""
     succeeded, result = _results[key]
     if succeeded:
         return result

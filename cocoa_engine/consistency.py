@@ -15,14 +15,7 @@ from cocoa_engine.risk.units import DISAGREE
 from cocoa_engine.safe_text import short_repr
 from cocoa_engine.text_matching import normalized, support, token_f1
 
-MAX_SAMPLES = 10_000
-"""Maximum number of sampled answers. All of them are kept."""
-
-SUPPORTED = 0.5
-"""The samples disagree with a claim whose support is lower."""
-
-SAME_F1 = 0.5
-"""Two answers agree if the F1 score of their words is at least this."""
+MAX_SAMPLES = 10_000  # maximum number of sampled answers. All of them are kept
 
 Match = Callable[[str, str], bool | float]
 """Compares a sampled answer with the answer: whether, or how far (in [0, 1]), they agree."""
@@ -70,22 +63,18 @@ class Consistency(ResultModel):
         checks = []
         for check in self.generation.check_these(most):
             supported = self.support(check.text)
-            disagree = supported is not None and supported < SUPPORTED
+            disagree = supported is not None and supported < 0.5
             checks.append(check.model_copy(update={"reasons": [*check.reasons, DISAGREE]}) if disagree else check)
         return checks
 
 
 def same_answer(sample: str, answer: str) -> bool:
     """Whether two answers are equal after normalisation, or share most of their words (F1 of at least 0.5)."""
-    return normalized(sample) == normalized(answer) or token_f1(sample, answer) >= SAME_F1
+    return normalized(sample) == normalized(answer) or token_f1(sample, answer) >= 0.5
 
 
 def sample_configs(config: CocoaConfig, n: int, temperature: float) -> list[CocoaConfig]:
-    """The settings of ``n`` sampled answers. With a seed, sample i has the seed ``seed + i``.
-
-    Raises:
-        ConfigError: ``n`` is not a whole number from 1 to 10,000, or the samples would all be greedy.
-    """
+    """The settings of ``n`` sampled answers. With a seed, sample i has the seed ``seed + i``."""
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_SAMPLES:
         raise ConfigError(f"n must be a whole number from 1 to {MAX_SAMPLES} (got {short_repr(n)})")
     sampled = config.replace(method="sample", temperature=temperature, max_risk=None)
@@ -97,23 +86,14 @@ def sample_configs(config: CocoaConfig, n: int, temperature: float) -> list[Coco
 
 
 def compare(answer: str | Generation, samples: Sequence[Generation], match: Match | None = None) -> Consistency:
-    """Compare sampled answers with an answer.
-
-    Args:
-        answer: the answer, or its text.
-        samples: at least one sampled answer.
-        match: compares a sample with the answer. Default: :func:`same_answer`.
-
-    Raises:
-        ConfigError: ``match`` returns something else than a bool or a number in [0, 1].
-    """
+    """Compare at least one sampled answer with an answer, or its text, by default with :func:`same_answer`."""
     text = answer.text if isinstance(answer, Generation) else answer
     matches = []
     for sample in samples:
-        found = (match or same_answer)(sample.text, text)
-        if not isinstance(found, (bool, int, float)) or not 0 <= found <= 1:
-            raise ConfigError(f"match must return a bool or a number in [0, 1], not {found!r}.")
-        matches.append(float(found))
+        agrees = (match or same_answer)(sample.text, text)
+        if not isinstance(agrees, (bool, int, float)) or not 0 <= agrees <= 1:
+            raise ConfigError(f"match must return a bool or a number in [0, 1], not {agrees!r}.")
+        matches.append(float(agrees))
     return Consistency(
         answer=text,
         agreement=sum(matches) / len(matches),

@@ -58,14 +58,10 @@ def context_lift(
 
     Args:
         engine: the engine that answered, or one with the same model.
-        generation: the answer, from any method of the engine.
         without_context: the prompt without the context, as text or token ids.
         with_context: the prompt that was answered. The statistics with the context are then measured again, in a second
             pass. This is required if logits processors, such as a repetition penalty, changed the answer's
             log-probabilities (``generation.processed``).
-
-    Returns:
-        The lift of each of ``generation.spans``.
 
     Raises:
         ConfigError: logits processors were applied to the answer, and ``with_context`` is not given.
@@ -79,10 +75,10 @@ def context_lift(
         )
     spans = [span.token_ids for span in generation.spans]
     without = _measured(engine.session, without_context, spans, generation.config)
-    known: Sequence[Measured] = generation.spans
+    measured = generation.spans
     if with_context is not None:
-        known = _measured(engine.session, with_context, spans, generation.config)
-    return [ContextLift.between(*both) for both in zip(known, without, strict=True)]
+        measured = _measured(engine.session, with_context, spans, generation.config)
+    return [ContextLift.between(*both) for both in zip(measured, without, strict=True)]
 
 
 def context_lift_of_text(
@@ -99,24 +95,33 @@ def context_lift_of_text(
     Args:
         engine: any engine; it need not have generated the text.
         spans: the texts of the spans. Their concatenation is the answer.
-        with_context: the prompt with the context.
-        without_context: the prompt without it.
+        with_context, without_context: the prompt with the context, and without it.
         config: the settings; layers and ``span_log_prob`` are used. Default: the engine's.
 
     Returns:
         The lift of each of ``spans``; `None` for a span in which no token ends, such as an empty one.
 
     Raises:
-        PromptError: the text or a prompt is empty, or a prompt and the text do not fit the context window.
-        NonFiniteLogitsError: the model's logits are NaN or infinite.
+        PromptError, NonFiniteLogitsError: as for :func:`context_lift`.
     """
     config = engine.config if config is None else config
-    token_ids = _cut(engine.session, spans, with_context)
+    session, text = engine.session, "".join(spans)
+    before = prompt_ids(session.model, session.tokens, with_context)
+    token_ids, _ = text_ids(session.model, session.tokens, with_context, before, text, "answer")
+    decoded, ends = token_ends(session.tokens, token_ids)
+    dropped = text[0].isspace() and not decoded[:1].isspace()  # some decoders leave out a text's first space
+    limits = list(accumulate(map(len, spans)))
+    ids: list[list[int]] = [[] for _ in spans]
+    end = ends[-1]
+    for at in reversed(range(len(token_ids))):
+        if ends[at] > (ends[at - 1] if at else 0):  # otherwise the next token completes its characters
+            end = ends[at]
+        ids[min(bisect_left(limits, end + dropped), len(spans) - 1)].insert(0, token_ids[at])
     with_source, without_source = (
-        iter(_measured(engine.session, prompt, [ids for ids in token_ids if ids], config))
+        iter(_measured(session, prompt, [of_span for of_span in ids if of_span], config))
         for prompt in (with_context, without_context)
     )
-    return [ContextLift.between(next(with_source), next(without_source)) if ids else None for ids in token_ids]
+    return [ContextLift.between(next(with_source), next(without_source)) if of_span else None for of_span in ids]
 
 
 def _measured(
@@ -133,23 +138,6 @@ def _measured(
     return score_spans(model, before, text, [len(span) for span in spans], config, capture, passages)
 
 
-def _cut(session: Session, spans: Sequence[str], prompt: Prompt) -> list[list[int]]:
-    """The tokens of each span of a text that continues a prompt."""
-    text = "".join(spans)
-    before = prompt_ids(session.model, session.tokens, prompt)
-    token_ids, _ = text_ids(session.model, session.tokens, prompt, before, text, "answer")
-    decoded, ends = token_ends(session.tokens, token_ids)
-    dropped = text[0].isspace() and not decoded[:1].isspace()  # some decoders leave out a text's first space
-    limits = list(accumulate(map(len, spans)))
-    cut: list[list[int]] = [[] for _ in spans]
-    end = ends[-1]
-    for at in reversed(range(len(token_ids))):
-        if ends[at] > (ends[at - 1] if at else 0):  # otherwise the next token completes its characters
-            end = ends[at]
-        cut[min(bisect_left(limits, end + dropped), len(spans) - 1)].insert(0, token_ids[at])
-    return cut
-
-
 def passage_attention(engine: CocoaEngine, generation: Generation, prompt: Prompt, source: Source) -> list[list[float]]:
     """The attention of every span of an answer on each passage of its prompt, by feeding the answer again.
 
@@ -158,24 +146,21 @@ def passage_attention(engine: CocoaEngine, generation: Generation, prompt: Promp
 
     Args:
         engine: the engine that answered, or one with the same model.
-        generation: the answer.
         prompt: the prompt that was answered, as text or token ids.
         source: the passages, as for :meth:`CocoaEngine.generate`.
 
     Returns:
-        For each of ``generation.spans`` its ``passage_attention``: one value in [0, 1] for each passage; empty if the
-        model's retrieval heads are not known, or its attention cannot be seen.
+        For each of ``generation.spans`` its ``passage_attention``.
 
     Raises:
         ConfigError: a passage is not in the prompt.
-        PromptError: the prompt is empty, or prompt and answer do not fit the context window.
-        NonFiniteLogitsError: the model's logits are NaN or infinite, where they are computed again.
+        PromptError, NonFiniteLogitsError: as for :func:`context_lift`.
     """
-    session: Session = engine.session
+    session = engine.session
     before = prompt_ids(session.model, session.tokens, prompt)
     passages = passage_positions(session.tokens, prompt, before, source)
     spans = [span.token_ids for span in generation.spans]
-    config: CocoaConfig = generation.config
+    config = generation.config
     if not spans or not isinstance(session.backend, SharedCache):  # the others would run a pass for each token
         return [span.passage_attention for span in _measured(session, before, spans, config, passages)]
     text = [token_id for span in spans for token_id in span]

@@ -15,7 +15,7 @@ from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.consistency import Consistency, Match, compare, sample_configs
 from cocoa_engine.decoding.request import PerPrompt, Request, for_each, make_request
-from cocoa_engine.decoding.task import DecodeTask, decode_batch
+from cocoa_engine.decoding.task import decode_batch
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.info import ModelInfo
@@ -118,9 +118,7 @@ class CocoaEngine:
         Args:
             model_name: a local folder or a Hub id. `None` loads the embedded SmolLM2-135M-Instruct.
             tokenizer_name: folder or Hub id of the tokenizer. Default: that of the model.
-            config: the engine's default settings.
-            runtime: how the model is run.
-            calibrator: as for the constructor.
+            config, runtime, calibrator: as for the constructor.
             dtype: ``"auto"`` (as stored), a name such as ``"bfloat16"``, or a ``torch.dtype``.
             device_map: as in transformers, e.g. ``"cuda:0"``. ``"auto"``: the GPUs if there are any, otherwise the CPU.
                 `None` is the CPU.
@@ -178,7 +176,7 @@ class CocoaEngine:
 
     @property
     def held_model(self) -> PreTrainedModel | LightModel:
-        """The model as it is held: the weights alone where nothing has asked for :attr:`model` yet.
+        """The model as it is held: the weights alone until :attr:`model` is read.
 
         Both have ``dtype``, ``device`` and ``generation_config``.
         """
@@ -228,18 +226,12 @@ class CocoaEngine:
         self._risk = RiskPolicy(self.session, calibrator)
 
     def calibrator_for(self, config: CocoaConfig) -> RiskCalibrator | None:
-        """The calibrator that applies to a call with these settings, if any.
-
-        The default calibrator applies only to the settings that it was fitted for, and where what it needs is measured.
-        """
+        """The calibrator that applies to a call with these settings, if any; for ``"auto"``, see the class."""
         self._session.require_process()
         return self._risk.applying(config)
 
     def with_calibrator(self, calibrator: RiskCalibrator | str | Path) -> Self:
         """This engine with another calibrator; everything else is shared, the running batch included.
-
-        Args:
-            calibrator: as for the constructor.
 
         Raises:
             CalibrationError: the calibrator's file cannot be read, or it cannot be used with this model.
@@ -254,15 +246,13 @@ class CocoaEngine:
 
     def without_answer_risk(self) -> Self:
         """This engine without a calibrator for answers, for texts that are parts of answers; all else is shared."""
-        return (
-            self if self.calibrator is None or self.calibrator.answer is None else self._with(self._risk.spans_only())
-        )
+        has_one = self.calibrator is not None and self.calibrator.answer is not None
+        return self._with(self._risk.spans_only()) if has_one else self
 
     def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
         """Token ids of a text.
 
         Args:
-            text: the text.
             add_special_tokens: whether to begin with the tokens that the tokenizer puts before a text, unless the text
                 begins with the first of them. No token is put after the text.
             split_special_tokens: whether text that spells a special token, such as ``<|im_end|>``, stays text.
@@ -272,11 +262,7 @@ class CocoaEngine:
         )
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out.
-
-        Raises:
-            PromptError: they are no token ids.
-        """
+        """Text of token ids, special tokens left out; a PromptError if they are no token ids."""
         return self.session.tokens.decode(token_ids)
 
     def detokenizer(self) -> Detokenizer:
@@ -284,11 +270,7 @@ class CocoaEngine:
         return Detokenizer(self.session.tokens)
 
     def constrain(
-        self,
-        *,
-        json_schema: Mapping[str, Any] | None = None,
-        regex: str | None = None,
-        grammar: str | None = None,
+        self, *, json_schema: Mapping[str, Any] | None = None, regex: str | None = None, grammar: str | None = None
     ) -> GrammarProcessor:
         """A logits processor that constrains answers to a JSON schema, a regular expression or a grammar.
 
@@ -332,11 +314,7 @@ class CocoaEngine:
         return chat_ids(self.session.tokens, messages, template_kwargs)[1]
 
     def require_room(self, token_ids: Sequence[int]) -> None:
-        """Check that a prompt leaves tokens for an answer in the context window.
-
-        Raises:
-            PromptError: it does not.
-        """
+        """Raise a PromptError if a prompt leaves no tokens for an answer in the context window."""
         require_room(self.context_window, len(token_ids))
 
     def generate(
@@ -378,17 +356,8 @@ class CocoaEngine:
             RequestCancelledError: the call was cancelled by ``cancellation``.
         """
         config = self._settings(config, settings)
-        request = self._request(
-            prompt,
-            config,
-            processors=logits_processor,
-            criteria=stopping_criteria,
-            generation_config=generation_config,
-            cancellation=cancellation,
-            source=source,
-            timeline=timeline,
-        )
-        (generation,) = self._generations([request])
+        arguments = (logits_processor, stopping_criteria, generation_config, cancellation, source, timeline)
+        (generation,) = self._decode([self._request(prompt, config, *arguments)])
         self._risk.warn_of_domain(generation.out_of_domain)
         return generation
 
@@ -411,52 +380,19 @@ class CocoaEngine:
         call.
         """
         config = self._settings(config, settings)
-        request = self._request(
-            prompt,
-            config,
-            processors=logits_processor,
-            criteria=stopping_criteria,
-            generation_config=generation_config,
-            cancellation=cancellation,
-            source=source,
-            timeline=timeline,
-        )
+        arguments = (logits_processor, stopping_criteria, generation_config, cancellation, source, timeline)
+        request = self._request(prompt, config, *arguments)
         self._risk.check(config)
-        measure = partial(self._risk.measure, config, request.passages)
-        return SpanStream(
-            self.session, request, measure, lambda answer: self._risk.warn_of_domain(answer.out_of_domain)
-        )
+        return SpanStream(self.session, request, self._risk)
 
     @overload
     def generate_batch(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        config: CocoaConfig | None = None,
-        logits_processor: Processors | PerPrompt[Processors] = None,
-        stopping_criteria: Criteria | PerPrompt[Criteria] = None,
-        generation_config: GenerationConfig | None = None,
-        cancellation: Cancellation | None = None,
-        batch_size: int | None = None,
-        return_exceptions: Literal[False] = False,
-        source: Sequence[Source | None] | None = None,
-        **settings: Any,
+        self, prompts: Sequence[Prompt], *, return_exceptions: Literal[False] = False, **options: Any
     ) -> list[Generation]: ...
 
     @overload
     def generate_batch(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        config: CocoaConfig | None = None,
-        logits_processor: Processors | PerPrompt[Processors] = None,
-        stopping_criteria: Criteria | PerPrompt[Criteria] = None,
-        generation_config: GenerationConfig | None = None,
-        cancellation: Cancellation | None = None,
-        batch_size: int | None = None,
-        return_exceptions: bool,
-        source: Sequence[Source | None] | None = None,
-        **settings: Any,
+        self, prompts: Sequence[Prompt], *, return_exceptions: bool, **options: Any
     ) -> list[Generation | Exception]: ...
 
     def generate_batch(
@@ -491,60 +427,26 @@ class CocoaEngine:
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise PromptError("generate_batch takes a list of prompts; for a single one use generate.")
         count = len(prompts)
-        arguments = (
-            for_each(logits_processor, count),
-            for_each(stopping_criteria, count),
-            sources_of_batch(source, count),
-        )
+        per_prompt = (for_each(logits_processor, count), for_each(stopping_criteria, count))
         requests: list[Request | PromptError] = []
-        for prompt, processors, criteria, passages in zip(prompts, *arguments, strict=True):
+        for prompt, *callables, passages in zip(prompts, *per_prompt, sources_of_batch(source, count), strict=True):
             try:
-                request = self._request(
-                    prompt,
-                    config,
-                    processors=processors,
-                    criteria=criteria,
-                    generation_config=generation_config,
-                    cancellation=cancellation,
-                    source=passages,
-                )
+                requests.append(self._request(prompt, config, *callables, generation_config, cancellation, passages))
             except PromptError as error:
                 if not return_exceptions:
                     raise
                 requests.append(error)
-            else:
-                requests.append(request)
         valid = [request for request in requests if isinstance(request, Request)]
-        answers = self._decode(valid, batch_size, keep_errors=return_exceptions)
-        self._risk.warn_of_domain(any(isinstance(answer, Generation) and answer.out_of_domain for answer in answers))
-        of_valid = iter(answers)
-        return [next(of_valid) if isinstance(request, Request) else request for request in requests]
+        answers = iter(self._decode(valid, batch_size, keep_errors=return_exceptions))
+        results = [next(answers) if isinstance(request, Request) else request for request in requests]
+        self._risk.warn_of_domain(any(isinstance(result, Generation) and result.out_of_domain for result in results))
+        return results
 
     @overload
-    def score(
-        self,
-        prompt: Prompt,
-        text: str | Sequence[int],
-        *,
-        config: CocoaConfig | None = None,
-        source: Source | None = None,
-        divide: bool = False,
-        cancellation: Cancellation | None = None,
-        **settings: Any,
-    ) -> Generation: ...
+    def score(self, prompt: Prompt, text: str | Sequence[int], **options: Any) -> Generation: ...
 
     @overload
-    def score(
-        self,
-        prompt: Prompt,
-        text: Texts,
-        *,
-        config: CocoaConfig | None = None,
-        source: Source | None = None,
-        divide: bool = False,
-        cancellation: Cancellation | None = None,
-        **settings: Any,
-    ) -> list[Generation]: ...
+    def score(self, prompt: Prompt, text: Texts, **options: Any) -> list[Generation]: ...
 
     def score(
         self,
@@ -566,13 +468,10 @@ class CocoaEngine:
             prompt: text or token ids.
             text: a text or its token ids, or a list of these, such as the options of a question. Each is scored as it
                 would be alone, but the prompt is encoded once (by ``dola``, ``decore`` and ``diver`` twice).
-            config: settings to use instead of the engine's.
-            source: passages of the prompt, as for :meth:`generate`.
+            config, source, cancellation, **settings: as for :meth:`generate`.
             divide: divide the text at its risk points, as decoding divides an answer, so that each part has a risk of
                 its own. With a calibrator of spans, the candidates at the risk points are grown for it; the usage does
                 not count that.
-            cancellation: lets another thread end the call; see :class:`~cocoa_engine.Cancellation`.
-            **settings: as for :meth:`generate`.
 
         Returns:
             One result, or for a list of texts a list in the same order. A forward pass over tokens of several texts
@@ -581,15 +480,12 @@ class CocoaEngine:
         Raises:
             ConfigError: as for :meth:`generate`; or ``divide`` with a method that reads a text several times.
             PromptError: prompt or text is empty, or the two do not fit the context window.
-            NonFiniteLogitsError: the model's logits are NaN.
-            RequestCancelledError: the call was cancelled by ``cancellation``.
+            NonFiniteLogitsError, RequestCancelledError: as for :meth:`generate`.
         """
         settled = self._settings(config, settings)
-        measure = partial(self._risk.measure, settled, source, given=True)
-        scored = given_texts.score(
-            self.session, prompt, text, settled, measure, source, divide=divide, cancellation=cancellation
-        )
-        self._risk.warn_of_domain(any(one.out_of_domain for one in (scored if isinstance(scored, list) else [scored])))
+        scored = given_texts.score(self.session, prompt, text, settled, self._risk, source, divide, cancellation)
+        results = scored if isinstance(scored, list) else [scored]
+        self._risk.warn_of_domain(any(result.out_of_domain for result in results))
         return scored
 
     def consistency(
@@ -620,8 +516,7 @@ class CocoaEngine:
                 too.
             match: compares the text of a sample with the text of the answer, and returns a bool or a number in [0, 1].
                 Default: their normalised texts are equal, or the F1 score of their words is at least 0.5.
-            config: settings to use instead of the engine's.
-            logits_processor, stopping_criteria, generation_config, cancellation: as for :meth:`generate`.
+            config, logits_processor, stopping_criteria, generation_config, cancellation: as for :meth:`generate`.
             **settings: fields of :class:`CocoaConfig`. Samples have the method ``"sample"``; with a ``seed``, sample i
                 has the seed ``seed + i``.
 
@@ -632,19 +527,12 @@ class CocoaEngine:
             ChatTemplateError: as for :meth:`chat`.
         """
         config = self._settings(config, settings)
-        ids = self.encode_chat(prompt) if is_chat(prompt) else prompt
-        request = partial(
-            self._request,
-            ids,
-            processors=logits_processor,
-            criteria=stopping_criteria,
-            generation_config=generation_config,
-            cancellation=cancellation,
-        )
-        requests = [request(each) for each in sample_configs(config, n, temperature)]
+        token_ids = self.encode_chat(prompt) if is_chat(prompt) else prompt
+        arguments = (logits_processor, stopping_criteria, generation_config, cancellation)
+        requests = [self._request(token_ids, each, *arguments) for each in sample_configs(config, n, temperature)]
         if answer is None:  # first, so that the samples reuse its prompt
-            (answer,) = self._generations([request(config)])
-        return compare(answer, self._generations(requests), match)
+            (answer,) = self._decode([self._request(token_ids, config, *arguments)])
+        return compare(answer, self._decode(requests), match)
 
     def layer_profile(self, prompt: Prompt | Messages, generation: Generation, span: Span | int) -> LayerCurve:
         """How the layers disagree about one span of an answer, layer by layer. Both MLDS are means of these values.
@@ -699,8 +587,8 @@ class CocoaEngine:
         self._risk.warn_of_mismatch(config)
         return config
 
-    def _request(self, prompt: Prompt, config: CocoaConfig, **arguments: Any) -> Request:
-        return make_request(self.session, prompt, config, calibrator=self._risk.fitting(config), **arguments)
+    def _request(self, prompt: Prompt, config: CocoaConfig, *arguments: Any) -> Request:
+        return make_request(self.session, prompt, config, self._risk.fitting(config), *arguments)
 
     def _chat_prompt(
         self,
@@ -719,19 +607,12 @@ class CocoaEngine:
             return token_ids, None
         return token_ids, passage_positions(tokens, text, token_ids, source, add_special_tokens=False)
 
-    def _task(self, request: Request) -> DecodeTask:
-        backend = self.session.backend  # once for a call: it reads the model's state
-        measure = self._risk.measure(request.config, request.passages, backend=backend)
-        return DecodeTask(request, self.session, measure, backend)
-
     def _decode(
         self, requests: Sequence[Request], batch_size: int | None = None, *, keep_errors: bool = False
-    ) -> list[Generation | Exception]:
+    ) -> list[Any]:
+        """The answers; with ``keep_errors``, the error of a request in the place of its answer."""
         size = self.runtime.max_batch_size if batch_size is None else batch_size
-        return decode_batch(requests, self._task, self.session.scheduler, size, keep_errors=keep_errors)
-
-    def _generations(self, requests: Sequence[Request]) -> list[Generation]:
-        return cast("list[Generation]", self._decode(requests))
+        return decode_batch(requests, self.session, self._risk, size, keep_errors=keep_errors)
 
     def _with(self, risk: RiskPolicy) -> Self:
         other = copy.copy(self)

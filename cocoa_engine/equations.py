@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import expm1, inf
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:  # settings and results can be imported without torch
     from numpy import float64
@@ -21,9 +21,6 @@ Number = TypeVar("Number", float, "Tensor", "NDArray[float64]")
 
 SpanLogProb = Literal["sum", "mean", "common_length", "end_mean", "greedy_end", "gnmt", "sqrt"]
 
-GNMT_EXPONENT = 0.6
-"""The exponent a of GNMT's length penalty that Wu et al. (2016) tuned to between 0.6 and 0.7."""
-
 
 def middle_layers(num_layers: int) -> tuple[int, int]:
     """The paper's middle window (m, n) = (floor(L / 3), floor(2L / 3)), both inclusive, of a model with L layers."""
@@ -31,14 +28,7 @@ def middle_layers(num_layers: int) -> tuple[int, int]:
 
 
 def mean_pooled(states: Tensor) -> Tensor:
-    """H[S, l] = mean_{i in S} h[i, l].
-
-    Args:
-        states: the states of a span's tokens, ``[..., t, d]``.
-
-    Returns:
-        ``[..., d]``.
-    """
+    """H[S, l] = mean_{i in S} h[i, l]: the states of a span's tokens, ``[..., t, d]``, to ``[..., d]``."""
     return states.mean(dim=-2)
 
 
@@ -48,13 +38,9 @@ def mean_pooled_sum(total: Tensor, count: int) -> Tensor:
 
 
 def disagreement(a: Tensor, b: Tensor) -> Tensor:
-    """dis(a, b) = 1 - cos(H[S, a], H[S, b]), in [0, 2].
+    """dis(a, b) = 1 - cos(H[S, a], H[S, b]), in [0, 2]: pooled states, ``[..., d]``, to ``[...]`` float32.
 
-    Args:
-        a, b: pooled hidden states, ``[..., d]``.
-
-    Returns:
-        ``[...]`` float32. The disagreement with a zero vector is 1.
+    The disagreement with a zero vector is 1.
     """
     from torch.nn.functional import cosine_similarity
 
@@ -62,56 +48,29 @@ def disagreement(a: Tensor, b: Tensor) -> Tensor:
 
 
 def con_mlds(middle: Tensor) -> Tensor:
-    """Consecutive-layer score of spans; see :func:`con_mlds_of`.
-
-    Args:
-        middle: pooled states of layers m..n, ``[N, ..., d]``.
-
-    Returns:
-        ``[...]`` float32, in [0, 2).
-    """
+    """ConMLDS of spans, ``[...]`` float32 in [0, 2), from the pooled states of layers m..n, ``[N, ..., d]``."""
     return con_mlds_of(disagreement(middle[:-1], middle[1:]), (0, middle.shape[0] - 1))
 
 
 def f_mlds(middle: Tensor, final: Tensor) -> Tensor:
-    """Final-layer score of spans; see :func:`f_mlds_of`.
-
-    Args:
-        middle: pooled states of layers m..n, ``[N, ..., d]``.
-        final: pooled states of layer L, ``[..., d]``.
-
-    Returns:
-        ``[...]`` float32, in [0, 2].
-    """
+    """fMLDS of spans, ``[...]`` float32 in [0, 2], from the pooled states of layers m..n and of layer L."""
     to_final = disagreement(middle, final.unsqueeze(0).expand_as(middle))
     return f_mlds_of(to_final, (0, middle.shape[0] - 1))
 
 
-@overload
-def con_mlds_of(consecutive: Sequence[float], window: tuple[int, int]) -> float: ...
-@overload
-def con_mlds_of(consecutive: Tensor, window: tuple[int, int]) -> Tensor: ...
-@overload
-def con_mlds_of(consecutive: NDArray[float64], window: tuple[int, int]) -> NDArray[float64]: ...
 def con_mlds_of(consecutive: Any, window: tuple[int, int]) -> Any:
     """ConMLDS: (1 / N) * sum_{j=m}^{n-1} dis(j, j + 1), with N = n - m + 1.
 
     The sum has n - m terms and is divided by N = n - m + 1, as printed in the paper.
 
     Args:
-        consecutive: dis(j, j + 1) of each layer j, layers first: ``[L]`` or ``[L, ...]``.
+        consecutive: dis(j, j + 1) of each layer j, layers first: ``[L]`` or ``[L, ...]``, a list, tensor or array.
         window: (m, n), both inclusive.
     """
     m, n = window
     return _total(consecutive[m:n]) / (n - m + 1)
 
 
-@overload
-def f_mlds_of(to_final: Sequence[float], window: tuple[int, int]) -> float: ...
-@overload
-def f_mlds_of(to_final: Tensor, window: tuple[int, int]) -> Tensor: ...
-@overload
-def f_mlds_of(to_final: NDArray[float64], window: tuple[int, int]) -> NDArray[float64]: ...
 def f_mlds_of(to_final: Any, window: tuple[int, int]) -> Any:
     """fMLDS: (1 / N) * sum_{j=m}^{n} dis(j, L), with N = n - m + 1.
 
@@ -168,12 +127,8 @@ def span_log_probs(
     All rules rank candidates of equal length alike under CoCoA-SIG.
 
     Args:
-        candidates: for each candidate, the natural log-probability of each of its tokens.
-        rule: the rule.
+        candidates: for each candidate, log p of each of its tokens, in nats.
         ended: whether each candidate ends the answer, by an end token or a stop text. Empty: none does.
-
-    Returns:
-        log p_S of each candidate, in nats.
 
     Raises:
         ValueError: a candidate has no token, or ``ended`` is of another length.
@@ -200,16 +155,12 @@ def may_be_kept(rule: SpanLogProb, ended: Sequence[bool]) -> list[bool]:
     If a candidate ends the answer, its log p covers the complete rest of the answer. The log p of any other candidate
     covers only the beginning of a longer text, so the two are not comparable. Under ``"greedy_end"``, a candidate that
     ends the answer may therefore be kept only if it is the first, which greedy decoding takes. All other rules allow
-    all candidates.
-
-    Args:
-        rule: the rule.
-        ended: whether each candidate ends the answer, the one with the most probable first token first.
+    all candidates. ``ended`` says whether each candidate ends the answer, the one that greedy decoding takes first.
     """
     return [rule != "greedy_end" or number == 0 or not end for number, end in enumerate(ended)]
 
 
-def length_penalty(length: Number, rule: SpanLogProb, exponent: float = GNMT_EXPONENT) -> Number:
+def length_penalty(length: Number, rule: SpanLogProb, exponent: float = 0.6) -> Number:
     """The divisor of the sum of log p over the tokens of a span without rivals.
 
     1 for rules that are then the sum, n for ``"mean"``, n^0.5 for ``"sqrt"``. For ``"gnmt"``, ((5 + n) / 6)^a: Wu et
@@ -254,11 +205,7 @@ def diver(score: float, pmi: float, weight: float) -> float:
 
 
 def dola_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """1/2 KL(M || p) + 1/2 KL(M || q) with M = (p + q) / 2: Jensen-Shannon, with the arguments as in DoLa's code.
-
-    Args:
-        log_p, log_q: log-probabilities, ``[..., V]``.
-    """
+    """1/2 KL(M || p) + 1/2 KL(M || q) with M = (p + q) / 2: Jensen-Shannon, with the arguments as in DoLa's code."""
     middle = (log_p.exp() + log_q.exp()) / 2
     log_middle = middle.log()
     # 0 * log 0 is 0, also where both probabilities are 0
@@ -268,12 +215,7 @@ def dola_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
 def dola_contrast(logits: Tensor, early: Tensor) -> Tensor:
     """DoLa's contrast of each token: log p_N(w) - log p_l(w), with l the layer whose p_l is farthest from p_N.
 
-    Args:
-        logits: the model's logits, ``[W, V]``.
-        early: the logits of K layers, ``[K, W, V]``.
-
-    Returns:
-        ``[W, V]``; -inf where the model's logit is.
+    From the model's logits, ``[W, V]``, and those of K layers, ``[K, W, V]``; -inf where the model's logit is.
     """
     log_p, log_q = logits.log_softmax(-1), early.log_softmax(-1)
     chosen = dola_divergence(log_p, log_q).argmax(0)  # [W]
@@ -284,12 +226,7 @@ def dola_contrast(logits: Tensor, early: Tensor) -> Tensor:
 def decore_contrast(logits: Tensor, masked: Tensor) -> Tensor:
     """DeCoRe's contrast of each token: log softmax((1 + a) log p - a log p_masked), with a the entropy of p.
 
-    Args:
-        logits: the model's logits, ``[W, V]``.
-        masked: the logits of the model with masked heads, ``[W, V]``.
-
-    Returns:
-        ``[W, V]``; -inf where the model's logit is.
+    From the logits of the model, ``[W, V]``, and of the model with masked heads; -inf where the model's logit is.
     """
     log_p, log_masked = logits.log_softmax(-1), masked.log_softmax(-1)
     a = entropy(log_p)  # [W, 1]

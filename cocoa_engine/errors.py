@@ -33,11 +33,7 @@ def safe_cause(error: BaseException, earlier: int = 8) -> BaseException:
     """The error to raise one of this package's errors from, for tracebacks: its text may quote foreign text too.
 
     It is the error itself, unless the text of it or of one of its own causes has control characters, is long or cannot
-    be made. Then it is a :class:`ForeignError` with the same traceback.
-
-    Args:
-        error: the error.
-        earlier: the number of its causes that are kept.
+    be made. Then it is a :class:`ForeignError` with the same traceback. At most ``earlier`` of its causes are kept.
     """
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     safe_one = None if cause is None or not earlier else safe_cause(cause, earlier - 1)
@@ -94,8 +90,8 @@ class NonFiniteLogitsError(CocoaError, ArithmeticError):
 class ForkedProcessError(CocoaError, RuntimeError):
     """The engine was loaded before the process forked, and is used in the child.
 
-    A fork does not copy the threads that torch computes with, so the child would wait for them forever. Load the engine
-    in the child, or start processes with the method ``spawn``.
+    A fork does not copy torch's threads, for which the child would wait forever. Load the engine in the child, or start
+    processes with the method ``spawn``.
     """
 
 

@@ -24,11 +24,7 @@ _HARD = 2  # omp_pause_hard: end the threads; the next parallel region starts ne
 
 
 def free_in_child(lock: LockT) -> LockT:
-    """Return a lock or condition that is free in every forked child.
-
-    Args:
-        lock: a ``Lock``, ``RLock`` or ``Condition`` of ``threading``.
-    """
+    """Return a lock or condition of ``threading``, which is then free in every forked child."""
     _locks.add(lock)
     return lock
 
@@ -40,14 +36,7 @@ def call_in_child(function: Callable[[], object]) -> None:
 
 
 def require_process(process: int) -> None:
-    """Check that this is still the process in which an engine was loaded.
-
-    Args:
-        process: the id of that process.
-
-    Raises:
-        ForkedProcessError: this is a forked child of it.
-    """
+    """Raise a :class:`.ForkedProcessError` in a forked child of the process in which an engine was loaded."""
     if os.getpid() != process:
         raise ForkedProcessError(
             f"this engine was loaded before the process forked (in process {process}; this is {os.getpid()}), and "

@@ -45,14 +45,12 @@ class ModelInfo(ResultModel):
     def of(cls, session: Session) -> ModelInfo:
         """Collect the facts about a model. Selects its backend, if that has not been done before."""
         model, chosen = session.model, session.chosen
+        names = ("architecture", "num_layers", "context_window", "vocab_size")
         return cls(
+            **{name: getattr(model, name) for name in names},
             model_name=session.model_name,
-            architecture=model.architecture,
-            num_layers=model.num_layers,
             hidden_size=int(model.config.hidden_size),
             middle_layers=middle_layers(model.num_layers),
-            context_window=model.context_window,
-            vocab_size=model.vocab_size,
             num_parameters=sum(parameter.numel() for parameter in model.model.parameters()),
             dtype=str(model.dtype).removeprefix("torch."),
             device=str(model.device),

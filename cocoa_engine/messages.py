@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from cocoa_engine.safe_text import safe, short_repr, shortened
 
-LISTED = 4
-"""Number of errors that a message lists; it counts the others."""
+LISTED = 4  # number of errors that a message lists; it counts the others
 
 
 def explain(error: ValidationError) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -23,19 +23,12 @@ DISTRIBUTIONS = {
 
 A module of a package that several distributions share is listed by its full name."""
 
-_LOUD_AT_IMPORT = ("torchao", "torch.utils._pytree")
-
 
 def need(module: str, *, extra: str, what: str) -> Any:
-    """Import and return a module of an optional package.
-
-    Args:
-        module: the module's name.
-        extra: the extra of this package that installs it.
-        what: what needs it, for the message.
+    """Import and return a module of an optional package, which an extra of this package installs.
 
     Raises:
-        MissingExtraError: the package is not installed.
+        MissingExtraError: the package is not installed. The message says ``what`` needs it.
     """
     top = module.partition(".")[0]
     try:
@@ -56,15 +49,12 @@ def quiet_torchao() -> Iterator[None]:
     transformers imports torchao with its model classes, wherever it is installed. Its warnings, about kernels for other
     machines, do not concern a model that is not quantised.
     """
-    loggers = [logging.getLogger(name) for name in _LOUD_AT_IMPORT]
-    for logger in loggers:
-        logger.addFilter(_drop)
-    try:
+
+    def drop(record: logging.LogRecord) -> bool:
+        return False
+
+    with ExitStack() as stack:
+        for name in ("torchao", "torch.utils._pytree"):
+            logging.getLogger(name).addFilter(drop)
+            stack.callback(logging.getLogger(name).removeFilter, drop)
         yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(_drop)
-
-
-def _drop(record: logging.LogRecord) -> bool:
-    return False

@@ -33,13 +33,7 @@ _held: set[tuple[int, Path]] = set()
 def write_file(file: Path, data: str | bytes, mode: int | None = None) -> None:
     """Write a file, a text as UTF-8. The file is replaced when everything has been written to disk.
 
-    Args:
-        file: the file.
-        data: its new content.
-        mode: its new mode; `None`: as for :func:`draft_of`.
-
-    Raises:
-        ConfigError, OutputError: as for :func:`draft_of`.
+    The mode and the errors are those of :func:`draft_of`.
     """
     with draft_of(file, mode) as draft:
         draft.write(data.encode() if isinstance(data, str) else data)
@@ -86,11 +80,7 @@ def draft_of(file: Path, mode: int | None = None) -> Iterator[BinaryIO]:
 def append(file: Path, data: bytes) -> int:
     """Append to a file, which is created if it is missing. On return the data has been written to disk.
 
-    Returns:
-        The offset of the data in the file.
-
-    Raises:
-        ConfigError, OutputError: as for :func:`draft_of`.
+    Returns the offset of the data in the file. The errors are those of :func:`draft_of`.
     """
     with open_in_place(file) as end:
         offset = end.seek(0, os.SEEK_END)
@@ -104,8 +94,7 @@ def append(file: Path, data: bytes) -> int:
 def open_in_place(file: Path) -> BinaryIO:
     """Open a file to read, shorten and extend it. It is created if it is missing. What is written goes to its end.
 
-    Raises:
-        ConfigError, OutputError: as for :func:`draft_of`.
+    The errors are those of :func:`draft_of`.
     """
     resolved = _resolved(file)
     with writing_to(file):
@@ -117,13 +106,9 @@ def open_in_place(file: Path) -> BinaryIO:
 
 
 class _Written(io.FileIO):
-    """A file whose errors of writing are :class:`OutputError`, in whichever library they occur.
+    """An opened file whose errors of writing are :class:`OutputError`, in whichever library they occur.
 
-    Args:
-        descriptor: the opened file.
-        file: what messages name.
-        name: its path.
-        mode: that of `open`.
+    ``file`` is what messages name, ``name`` its path.
     """
 
     def __init__(self, descriptor: int, file: Path, name: str, mode: str = "r+") -> None:
@@ -146,14 +131,9 @@ class _Written(io.FileIO):
 
 @contextmanager
 def writing_to(file: Path, errors: type[Exception] = OSError) -> Iterator[None]:
-    """Let errors in the block, which only writes, say that a file or a folder cannot be written.
+    """Let errors in the block, which only writes, be an :class:`OutputError`: a file or a folder cannot be written.
 
-    Args:
-        file: what messages name.
-        errors: the errors. Some packages have their own for a full disk, such as safetensors.
-
-    Raises:
-        OutputError: there is such an error.
+    Some packages have ``errors`` of their own for a full disk, such as safetensors.
     """
     try:
         yield
@@ -174,7 +154,7 @@ def is_stream(file: Path) -> bool:
 
 def _descriptor_of(file: Path) -> int | None:
     """The number of this process's descriptor that a path names, whatever is opened there."""
-    for _ in range(_MOST_LINKS):
+    for _ in range(40):
         if file.name.isdecimal() and file.parent.resolve() in (Path(f"/proc/{os.getpid()}/fd"), Path("/dev/fd")):
             return int(file.name)
         if not file.is_symlink():
@@ -183,15 +163,8 @@ def _descriptor_of(file: Path) -> int | None:
     return None
 
 
-_MOST_LINKS = 40
-
-
 def _resolved(file: Path) -> Path:
-    """The path without links. A link of another user is refused: it could lead anywhere.
-
-    Raises:
-        ConfigError: the path contains a NUL character, a circle of links, or ends in a link of another user.
-    """
+    """The path without links. A link of another user is refused: it could lead anywhere."""
     try:
         file.resolve()  # finds circles
         while file.is_symlink():
@@ -225,10 +198,7 @@ def _mode_of(file: Path) -> int:
 def locked(path: Path) -> Iterator[None]:
     """Keep other processes of this package from writing a file, or into a folder, meanwhile. A thread can nest it.
 
-    A pipe, a device or a descriptor (:func:`is_stream`) has no lock.
-
-    Raises:
-        ConfigError: another process has it, or it cannot be written.
+    A pipe, a device or a descriptor (:func:`is_stream`) has no lock. If another process has it, this is a ConfigError.
     """
     is_folder, key = path.is_dir(), (get_ident(), _resolved(path))
     if key in _held or is_stream(path):
@@ -253,12 +223,9 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def require_writable(file: Path) -> None:
-    """Refuse a file that could not be written later. Nothing is left behind.
+    """Refuse (ConfigError) a file that could not be written later. Nothing is left behind.
 
     A pipe, a device or a descriptor (:func:`is_stream`) is not opened: a reader would see its end.
-
-    Raises:
-        ConfigError: it is a folder, its folder does not exist, or one of them is read-only.
     """
     if is_stream(file):
         return

@@ -27,11 +27,7 @@ _ending = False
 
 
 class _AtWork(ContextDecorator):
-    """Encloses code that runs torch, on behalf of a caller. Contexts may be nested.
-
-    Raises:
-        RequestCancelledError, SystemExit: see :func:`require_running`.
-    """
+    """Encloses code that runs torch, on behalf of a caller, if :func:`require_running` allows. May be nested."""
 
     def __enter__(self) -> None:
         thread = threading.get_ident()
@@ -66,12 +62,7 @@ def resting() -> Iterator[None]:
 
 
 def require_running() -> None:
-    """Check that the process is not ending.
-
-    Raises:
-        RequestCancelledError: it is.
-        SystemExit: it is, and this is a daemon thread, which ends so without a message. An error would be printed.
-    """
+    """Raise an error if the process is ending: RequestCancelledError, in a daemon thread a silent SystemExit."""
     if not _ending:
         return
     if threading.current_thread().daemon:
@@ -98,7 +89,6 @@ def _end_work() -> None:
 
 
 def _forget_other_threads() -> None:
-    """In a forked child, which has only the thread that forked."""
     for thread in _depths.keys() - {threading.get_ident()}:
         del _depths[thread]
 

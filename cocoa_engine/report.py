@@ -17,8 +17,8 @@ from cocoa_engine.arguments import ResultModel
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_engine.results import Generation
-from cocoa_engine.risk.units import MeasuredText, Unit
-from cocoa_engine.spans import Candidate, RiskSource, Span
+from cocoa_engine.risk.units import MeasuredText
+from cocoa_engine.spans import FinishReason, RiskSource, Span
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,32 +27,20 @@ Detail = Literal["full", "compact", "none"]
 """How much of the risk of an answer its metadata has. ``full``: everything that is measured. ``compact``: one report,
 in which nothing is written twice. ``none``: no report."""
 
-Part = Literal["reasoning", "answer"]
-"""What a span of a model that reasons belongs to."""
+Part = Literal["reasoning", "answer"]  # what a span of a model that reasons belongs to
 
 Metric = Literal["risk", "con_mlds", "f_mlds", "self_information"]
 """The values of a span that a threshold can be compared with; higher is riskier."""
 
-SCHEMA = 1
+RISK_KEY = "cocoa_risk"  # the key of a report in the metadata of an answer
 
-RISK_KEY = "cocoa_risk"
-"""The key of a report in the metadata of an answer."""
-
-SPANS_KEY = "cocoa_spans"
-"""The key of the spans of a chunk, or of an answer with full metadata."""
+SPANS_KEY = "cocoa_spans"  # the key of the spans of a chunk, or of an answer with full metadata
 
 CLOSING = "</think>"
 
-_UNSET: dict[str, Any] = {"flagged": False, "reaches_max_risk": False, "candidates": 0, "source_attention": None}
-"""The values of a span that a compact report leaves out."""
-
 
 def require_detail(detail: Any) -> None:
-    """Refuse an unknown level of detail.
-
-    Raises:
-        ConfigError: the level is unknown. The message names the closest one.
-    """
+    """Refuse an unknown level of detail; the message names the closest one."""
     if detail is not None and detail not in get_args(Detail):
         raise ConfigError(f"risk_metadata: {unknown([str(detail)], get_args(Detail), what='value')}")
 
@@ -78,10 +66,7 @@ class ReportEntry(ResultModel):
 
     @classmethod
     def from_wire(cls, data: Any) -> Self:
-        """Read the JSON form. Keys that are unknown, such as those of a newer version, are left out.
-
-        Args:
-            data: the dictionary: of a message's metadata, of a server's answer or of a file.
+        """Read the JSON form, as a dictionary. Unknown keys, such as those of a newer version, are left out.
 
         Raises:
             DataError: a key is missing, or a value has another type.
@@ -119,137 +104,82 @@ class RivalReport(ReportEntry):
     score: Finite = Field(description="Score by which the method ranks candidates. Higher is better.")
     is_greedy: bool = Field(description="Whether greedy decoding would have taken its first token.")
 
-    @classmethod
-    def of(cls, candidate: Candidate) -> RivalReport:
-        """The report of a candidate."""
-        return cls(**{name: getattr(candidate, name) for name in cls.model_fields})
-
 
 class SpanReport(RangeReport):
     """One entry of ``cocoa_spans``, and of ``spans`` in ``cocoa_risk``."""
 
     span: int = Field(0, description="Number of the span in the answer, from 0. Not in a compact report.")
-    start: int = Field(
-        description="Offset of the span's first character in the text that is shown: the generated text with the "
-        "changes in `edits`. White space at the ends of a marked span is left out.",
-    )
+    start: int
+    """Offset of the span's first character in the text that is shown: the generated text with the changes in `edits`.
+    White space at the ends of a marked span is left out."""
     end: int = Field(description="Offset after the span's last character.")
-    text: str | None = Field(
-        None,
-        description="Text of the span as it was generated. The texts of all spans concatenate to the generated "
-        "text. Left out in a compact report if the text of the answer has it at these offsets.",
-    )
-    kind: Literal["greedy", "risk_point", "given"] = Field(
-        description="`risk_point`: several candidates competed and this one was kept. `greedy`: no token "
-        "competed. `given`: the text was scored, not generated.",
-    )
-    con_mlds: Finite = Field(
-        None,
-        description="ConMLDS: disagreement of consecutive middle layers, between 0 and 2. Left out in a compact "
-        "report if it is the risk.",
-    )
-    f_mlds: Finite = Field(
-        None,
-        description="fMLDS: disagreement of the middle layers with the final layer, between 0 and 2. Left out in "
-        "a compact report if it is the risk.",
-    )
-    log_prob: Finite = Field(
-        description="Log-probability of the span in nats, by default the sum over its tokens (`span_log_prob`).",
-    )
-    score: Finite = Field(
-        None,
-        description="Score by which the method ranks candidates. Higher is better. Not in a compact report.",
-    )
-    risk: float | None = Field(  # as it was read: one that is no number and not flagged is no harmless one
-        description="Risk of the span, in [0, 1] unless a raw MLDS was asked for. `risk_source` of the report "
-        "says what it is. `None` if it was not measured or is not a finite number; the latter is "
-        "`flagged`.",
-    )
-    flagged: bool = Field(
-        False,
-        description="Whether the risk reaches `threshold` of the report, or is not a finite number. Left out in "
-        "a compact report if it is false.",
-    )
-    source_attention: Finite = Field(
-        None,
-        description="Mean attention mass of the model's retrieval heads on the prompt, its first token left out, "
-        "in [0, 1]; `None` if it was not measured. Left out in a compact report if it is `None`.",
-    )
-    passage_attention: list[Finite] = Field(
-        default_factory=list,
-        description="Only where the passages of the prompt were given: the same for each passage, in their "
-        "order. In a response of LlamaIndex for each of its `source_nodes`, in that of a judge for "
-        "each of its contexts, and `None` for one that was not in the prompt of the answer.",
-    )
-    reaches_max_risk: bool = Field(
-        False,
-        description="Whether decoding stopped after this span because its risk reached `max_risk`. Left out in a "
-        "compact report if it is false.",
-    )
-    out_of_domain: bool = Field(
-        False,
-        description="Only if true: the span is unlike those that the calibrator was fitted on, and its risk may "
-        "be meaningless.",
-    )
-    repeats: bool = Field(
-        False,
-        description="Only if true: the answer runs in a loop where the span ends: its last 24 tokens are one "
-        "sequence of at most 8 tokens, over and over. Such tokens are probable, so that the risk is "
-        "low.",
-    )
-    candidates: int = Field(
-        0,
-        description="Number of candidates that competed; 0 where none did. Left out in a compact report if it is 0.",
-    )
-    chosen: int | None = Field(
-        None,
-        description="Index of the kept candidate at a risk point, otherwise `None`. Not in a compact report.",
-    )
-    index: int = Field(
-        0,
-        description="Only from `cocoa serve`: the same as `span`. Clients of OpenAI join the lists of a stream by it.",
-    )
-    rivals: list[RivalReport] = Field(
-        default_factory=list,
-        description="Only from `cocoa serve`, where `cocoa` has `candidates`: all candidates of the span, the "
-        "kept one included.",
-    )
-    part: Literal["reasoning", "answer"] | None = Field(
-        None,
-        description="Only where the model reasoned: the part of the text that the span belongs to. A span with "
-        "the tag `</think>` belongs to the answer if it has visible text after the tag.",
-    )
-    context_lift: Finite = Field(
-        None,
-        description="Only where context lift is measured: `log_prob` with the context minus `log_prob` without "
-        "it, in nats. `None` for a span without a token of its own.",
-    )
+    text: str | None = None
+    """Text of the span as it was generated. The texts of all spans concatenate to the generated text. Left out in a
+    compact report if the text of the answer has it at these offsets."""
+    kind: Literal["greedy", "risk_point", "given"]
+    """`risk_point`: several candidates competed and this one was kept. `greedy`: no token competed. `given`: the text
+    was scored, not generated."""
+    con_mlds: Finite = None
+    """ConMLDS: disagreement of consecutive middle layers, between 0 and 2. Left out in a compact report if it is the
+    risk."""
+    f_mlds: Finite = None
+    """fMLDS: disagreement of the middle layers with the final layer, between 0 and 2. Left out in a compact report if
+    it is the risk."""
+    log_prob: Finite
+    """Log-probability of the span in nats, by default the sum over its tokens (`span_log_prob`)."""
+    score: Finite = None
+    """Score by which the method ranks candidates. Higher is better. Not in a compact report."""
+    risk: float | None  # as it was read: one that is no number and not flagged is no harmless one
+    """Risk of the span, in [0, 1] unless a raw MLDS was asked for. `risk_source` of the report says what it is. `None`
+    if it was not measured or is not a finite number; the latter is `flagged`."""
+    flagged: bool = False
+    """Whether the risk reaches `threshold` of the report, or is not a finite number. Left out in a compact report if it
+    is false."""
+    source_attention: Finite = None
+    """Mean attention mass of the model's retrieval heads on the prompt, its first token left out, in [0, 1]; `None` if
+    it was not measured. Left out in a compact report if it is `None`."""
+    passage_attention: list[Finite] = Field(default_factory=list)
+    """Only where the passages of the prompt were given: the same for each passage, in their order. In a response of
+    LlamaIndex for each of its `source_nodes`, in that of a judge for each of its contexts, and `None` for one that was
+    not in the prompt of the answer."""
+    reaches_max_risk: bool = False
+    """Whether decoding stopped after this span because its risk reached `max_risk`. Left out in a compact report if it
+    is false."""
+    out_of_domain: bool = False
+    """Only if true: the span is unlike those that the calibrator was fitted on, and its risk may be meaningless."""
+    repeats: bool = False
+    """Only if true: the answer runs in a loop where the span ends: its last 24 tokens are one sequence of at most 8
+    tokens, over and over. Such tokens are probable, so that the risk is low."""
+    candidates: int = 0
+    """Number of candidates that competed; 0 where none did. Left out in a compact report if it is 0."""
+    chosen: int | None = None
+    """Index of the kept candidate at a risk point, otherwise `None`. Not in a compact report."""
+    index: int = 0
+    """Only from `cocoa serve`: the same as `span`. Clients of OpenAI join the lists of a stream by it."""
+    rivals: list[RivalReport] = Field(default_factory=list)
+    """Only from `cocoa serve`, where `cocoa` has `candidates`: all candidates of the span, the kept one included."""
+    part: Part | None = None
+    """Only where the model reasoned: the part of the text that the span belongs to. A span with the tag `</think>`
+    belongs to the answer if it has visible text after the tag."""
+    context_lift: Finite = None
+    """Only where context lift is measured: `log_prob` with the context minus `log_prob` without it, in nats. `None` for
+    a span without a token of its own."""
     con_mlds_lift: Finite = Field(None, description="Like `context_lift`, for `con_mlds`.")
     f_mlds_lift: Finite = Field(None, description="Like `context_lift`, for `f_mlds`.")
-    source: int | None = Field(
-        None,
-        description="Only with citations: number of the cited source, from 1; `None` if none is cited.",
-    )
-    source_lifts: list[Finite] = Field(
-        default_factory=list,
-        description="Only with citations by lift: for each source, log p of the span with all sources minus log "
-        "p without this one, in nats; `None` if the source was not in the prompt.",
-    )
-    source_attentions: list[Finite] = Field(
-        default_factory=list,
-        description="Only with citations by attention: for each source, the span's attention on it; `None` if "
-        "the source was not in the prompt.",
-    )
+    source: int | None = None
+    """Only with citations: number of the cited source, from 1; `None` if none is cited."""
+    source_lifts: list[Finite] = Field(default_factory=list)
+    """Only with citations by lift: for each source, log p of the span with all sources minus log p without this one, in
+    nats; `None` if the source was not in the prompt."""
+    source_attentions: list[Finite] = Field(default_factory=list)
+    """Only with citations by attention: for each source, the span's attention on it; `None` if the source was not in
+    the prompt."""
 
     @classmethod
     def of(cls, span: Span, number: int, part: Part | None = None, *, rivals: bool = False) -> SpanReport:
-        """The report of a span.
+        """The report of a span, by its number in the answer, from 0, with the candidates that competed as ``rivals``.
 
-        Args:
-            span: the span.
-            number: its number in the answer, from 0.
-            part: whether it belongs to the reasoning or to the answer; ``None`` if the model did not reason.
-            rivals: whether it lists the candidates that competed.
+        ``part`` is ``None`` if the model did not reason.
         """
         names = ("start", "end", "text", "kind", "con_mlds", "f_mlds", "log_prob", "score", "risk", "source_attention")
         values = {name: getattr(span, name) for name in (*names, "reaches_max_risk", "chosen")}
@@ -261,7 +191,7 @@ class SpanReport(RangeReport):
         if part is not None:
             values["part"] = part
         if rivals:
-            values["rivals"] = [RivalReport.of(candidate) for candidate in span.candidates]
+            values["rivals"] = [RivalReport(**candidate.__dict__) for candidate in span.candidates]
         return cls(**values)
 
     @property
@@ -280,46 +210,29 @@ class SpanReport(RangeReport):
         return not self.is_reasoning and (self.text is None or bool(self.text.strip()))
 
     def value(self, metric: Metric) -> float:
-        """The value of a metric; ``self_information`` is -log p of the span, in nats.
-
-        A value that is not a finite number is infinite: it reaches every threshold. A risk that was not measured is
-        0.0.
-        """
+        """As :meth:`ValueReport.value`. A risk that was not measured is 0.0."""
         return 0.0 if metric == "risk" and self.is_unmeasured else _value(self, metric)
 
-    def _compact(self, stored: str | None) -> SpanReport:
-        """It without what can be derived; ``stored`` is the text that the message has at its offsets."""
-        derived = {**_UNSET, "con_mlds": self.risk, "f_mlds": self.risk}
-        dropped = [name for name, value in derived.items() if getattr(self, name) == value]
-        has_text = self.text is not None and self.text.strip() and self.text == stored
-        return self.without("span", "score", "chosen", *dropped, *(["text"] if has_text else ()))
-
-    def _expanded(self, number: int, stored: str | None) -> SpanReport:
-        values = {"span": number, **_UNSET, "con_mlds": self.risk, "f_mlds": self.risk}
-        if stored is not None:
-            values["text"] = stored
-        return self.with_values(**{name: value for name, value in values.items() if name not in self.model_fields_set})
+    @property
+    def _derived(self) -> dict[str, Any]:
+        """The values that a compact report leaves out, besides the number."""
+        absent = {"flagged": False, "reaches_max_risk": False, "candidates": 0, "source_attention": None}
+        return {**absent, "con_mlds": self.risk, "f_mlds": self.risk}
 
 
 class CheckReport(RangeReport):
     """One entry of ``check`` in ``cocoa_risk``: a claim that is worth checking first."""
 
     text: str = Field(description="Text of the claim: a name, number, date, short quotation or content word.")
-    kind: Literal["word", "name", "number", "date", "quote"] | None = Field(
-        None,
-        description="What it is. Not in a compact report.",
-    )
+    kind: Literal["word", "name", "number", "date", "quote"] | None = None
+    """What it is. Not in a compact report."""
     risk: Finite = Field(description="Highest risk of its spans.")
-    reasons: list[str] = Field(
-        default_factory=list,
-        description="Why it may be wrong: `not in the source`, `little attention to the source`, `the model was "
-        "unsure`, `competing: ...`. Left out in a compact report if there is none.",
-    )
-    competing: list[str] = Field(
-        default_factory=list,
-        description="What other candidates of its spans say in its place, likeliest first. Left out in a compact "
-        "report if there is nothing.",
-    )
+    reasons: list[str] = Field(default_factory=list)
+    """Why it may be wrong: `not in the source`, `little attention to the source`, `the model was unsure`, `competing:
+    ...`. Left out in a compact report if there is none."""
+    competing: list[str] = Field(default_factory=list)
+    """What other candidates of its spans say in its place, likeliest first. Left out in a compact report if there is
+    nothing."""
     spans: list[int] = Field(default_factory=list, description="Numbers of its spans. Not in a compact report.")
 
 
@@ -328,18 +241,12 @@ class ClaimReport(RangeReport):
 
     risk: Finite = Field(description="Highest risk of its spans.")
 
-    @classmethod
-    def of(cls, unit: Unit) -> Self:
-        """The entry of a claim or sentence."""
-        return cls(start=unit.start, end=unit.end, risk=unit.risk)
-
 
 class SentenceReport(ClaimReport):
     """One entry of ``sentences`` in ``cocoa_risk``."""
 
-    risk: Finite = Field(
-        description="Mean risk of its three riskiest claims; without a claim, the highest of its spans.",
-    )
+    risk: Finite
+    """Mean risk of its three riskiest claims; without a claim, the highest of its spans."""
 
 
 class ValueReport(RangeReport):
@@ -348,14 +255,16 @@ class ValueReport(RangeReport):
     risk: Finite = Field(description="Highest risk of any span that shares a character with the value.")
     con_mlds: Finite = Field(description="Mean ConMLDS of these spans.")
     f_mlds: Finite = Field(description="Mean fMLDS of these spans.")
-    log_prob: Finite = Field(
-        description="Sum of the log-probabilities of the value's own tokens. Forced tokens count 0.",
-    )
+    log_prob: Finite
+    """Sum of the log-probabilities of the value's own tokens. Forced tokens count 0."""
     start: int = Field(description="Offset of its first character, as for spans, without quotes.")
     spans: list[int] = Field(description="Numbers of these spans.")
 
     def value(self, metric: Metric) -> float:
-        """The value of a metric; one that is not a finite number is infinite."""
+        """The value of a metric; ``self_information`` is -log p, in nats.
+
+        One that is not a finite number is infinite: it reaches every threshold.
+        """
         return _value(self, metric)
 
 
@@ -365,10 +274,8 @@ class CallReport(ReportEntry):
     name: str | None = Field(description="Name of the tool; `None` if the call ends before it is complete.")
     id: str = Field(description="Id of the call, as in the framework's own list of tool calls.")
     risk: Finite = Field(description="Highest risk of any span of the call, its name included.")
-    arguments: dict[str, ValueReport] = Field(
-        description="Risk of each argument, by name, and of every value inside an argument, by its path "
-        "(`$.people[0].age`).",
-    )
+    arguments: dict[str, ValueReport]
+    """Risk of each argument, by name, and of every value inside an argument, by its path (`$.people[0].age`)."""
     error: str | None = Field(description="Why the call cannot be made; `None` if it can.")
 
 
@@ -378,20 +285,14 @@ class ReasoningReport(ReportEntry):
     max_risk: Finite = Field(description="Highest risk of any span of the reasoning; 0.0 without spans.")
     mean_risk: Finite = Field(description="Mean risk of these spans; 0.0 without spans.")
     risk_points: int = Field(description="Number of these spans of kind `risk_point`.")
-    spans: list[int] = Field(
-        default_factory=list,
-        description="Numbers of these spans. Not in a compact report, where `part` of the spans tells.",
-    )
-    reasoning_start: int = Field(
-        0,
-        description="Only in a compact report: offset in the generated text of the reasoning that the message "
-        "has, from which the texts of spans are left out.",
-    )
-    answer_start: int = Field(
-        0,
-        description="Offset in the generated text of the answer, which is the text of the message. Missing in a "
-        "report of a LlamaIndex response, whose offsets count from the beginning of its text.",
-    )
+    spans: list[int] = Field(default_factory=list)
+    """Numbers of these spans. Not in a compact report, where `part` of the spans tells."""
+    reasoning_start: int = 0
+    """Only in a compact report: offset in the generated text of the reasoning that the message has, from which the
+    texts of spans are left out."""
+    answer_start: int = 0
+    """Offset in the generated text of the answer, which is the text of the message. Missing in a report of a LlamaIndex
+    response, whose offsets count from the beginning of its text."""
 
 
 class EditReport(ReportEntry):
@@ -426,118 +327,75 @@ class GateReport(ReportEntry):
 class RiskSummary(ReportEntry):
     """What a ``cocoa_risk`` report says about the answer as a whole."""
 
-    schema_version: Literal[1] = Field(
-        alias="schema",
-        description="Version of this schema. It changes when a key changes its meaning or is removed.",
-    )
+    schema_version: Literal[1] = Field(alias="schema")
+    """Version of this schema. It changes when a key changes its meaning or is removed."""
     method: str | None = Field(description="Decoding method, such as `cocoa-sig`; `None` in a partial report.")
     model_name: str | None = Field(None, description="Name of the model; missing in a partial report.")
-    run_id: str | None = Field(
-        None,
-        description="Only in the reports of callbacks, collectors and events: the id of the LangChain run, or of "
-        "LlamaIndex's span of the LLM call.",
-    )
-    max_risk: Finite = Field(
-        description="Highest risk of any span of the answer, without reasoning; 0.0 without spans.",
-    )
-    mean_risk: Finite = Field(
-        description="Mean risk of the spans of the answer, without reasoning; 0.0 without spans.",
-    )
-    risk_source: Literal["calibrator", "source_attention", "token_probability", "f_mlds", "con_mlds"] | None = Field(
-        description="Where the risks of spans come from: `calibrator`, an estimated probability; "
-        "`source_attention`, the rank of the span's source attention among spans of the model; "
-        "`token_probability`, 1 - p of its least probable token; `f_mlds` or `con_mlds`, a raw MLDS, "
-        "which the setting `risk` asks for. `None` without spans, in a partial report, and where "
-        "answers with different sources are joined.",
-    )
+    run_id: str | None = None
+    """Only in the reports of callbacks, collectors and events: the id of the LangChain run, or of LlamaIndex's span of
+    the LLM call."""
+    max_risk: Finite
+    """Highest risk of any span of the answer, without reasoning; 0.0 without spans."""
+    mean_risk: Finite = Field(description="Mean risk of the spans of the answer, without reasoning; 0.0 without spans.")
+    risk_source: RiskSource | None
+    """Where the risks of spans come from: `calibrator`, an estimated probability; `source_attention`, the rank of the
+    span's source attention among spans of the model; `token_probability`, 1 - p of its least probable token; `f_mlds`
+    or `con_mlds`, a raw MLDS, which the setting `risk` asks for. `None` without spans, in a partial report, and where
+    answers with different sources are joined."""
     calibrated: bool = Field(description="Whether the risks of spans are calibrated probabilities.")
-    threshold: Finite = Field(
-        description="Risk from which spans are flagged: the calibrator's threshold, or the default of "
-        "`risk_source`. `None` for a raw MLDS, and where answers with different sources are joined.",
-    )
-    answer_threshold: Finite = Field(
-        description="Threshold of `answer_risk`; `None` without a calibrator for answers.",
-    )
-    answer_risk: Finite = Field(
-        description="Probability that the answer is wrong as a whole, from its spans after the reasoning; `None` "
-        "without a calibrator for answers.",
-    )
-    out_of_domain: bool = Field(
-        False,
-        description="Only if true: the answer is unlike those that the calibrator was fitted on, as a whole or "
-        "in more than a tenth of its spans (at least two), and its risks may be meaningless.",
-    )
-    source_heads: Literal["spread"] | None = Field(
-        None,
-        description="Only where the model's retrieval heads are not known: `source_attention` of the spans is "
-        "that of heads spread over the layers. `cocoa heads` finds the model's own.",
-    )
+    threshold: Finite
+    """Risk from which spans are flagged: the calibrator's threshold, or the default of `risk_source`. `None` for a raw
+    MLDS, and where answers with different sources are joined."""
+    answer_threshold: Finite = Field(description="Threshold of `answer_risk`; `None` without a calibrator for answers.")
+    answer_risk: Finite
+    """Probability that the answer is wrong as a whole, from its spans after the reasoning; `None` without a calibrator
+    for answers."""
+    out_of_domain: bool = False
+    """Only if true: the answer is unlike those that the calibrator was fitted on, as a whole or in more than a tenth of
+    its spans (at least two), and its risks may be meaningless."""
+    source_heads: Literal["spread"] | None = None
+    """Only where the model's retrieval heads are not known: `source_attention` of the spans is that of heads spread
+    over the layers. `cocoa heads` finds the model's own."""
     risk_points: int = Field(description="Number of spans of kind `risk_point` of the answer, without reasoning.")
-    reasoning: ReasoningReport | None = Field(
-        None,
-        description="Only where the model reasoned: the risk of its reasoning.",
-    )
-    is_compact: bool = Field(
-        False,
-        alias="compact",
-        description="Only in a compact report, and then true: nothing is written twice. See `risk_metadata`.",
-    )
+    reasoning: ReasoningReport | None = None
+    """Only where the model reasoned: the risk of its reasoning."""
+    is_compact: bool = Field(False, alias="compact")
+    """Only in a compact report, and then true: nothing is written twice. See `risk_metadata`."""
 
 
 class RiskReport(RiskSummary):
     """The ``cocoa_risk`` report of one answer."""
 
     spans: list[SpanReport] = Field(description="Every span of the generated text, in order, reasoning included.")
-    check: list[CheckReport] = Field(
-        default_factory=list,
-        description="The riskiest claims of the answer, riskiest first, at most three, of those with a risk of "
-        "at least 0.25 or one that reaches the threshold. Empty for a raw MLDS. Claims as low as the "
-        "lowest are left out. Missing in a partial report.",
-    )
-    claims: list[ClaimReport] = Field(
-        default_factory=list,
-        description="All names, numbers, dates, short quotations and content words of the answer, in order. Not "
-        "in a compact or a partial report.",
-    )
-    sentences: list[SentenceReport] = Field(
-        default_factory=list,
-        description="The sentences of the answer, in order. Missing in a partial report.",
-    )
+    check: list[CheckReport] = Field(default_factory=list)
+    """The riskiest claims of the answer, riskiest first, at most three, of those with a risk of at least 0.25 or one
+    that reaches the threshold. Empty for a raw MLDS. Claims as low as the lowest are left out. Missing in a partial
+    report."""
+    claims: list[ClaimReport] = Field(default_factory=list)
+    """All names, numbers, dates, short quotations and content words of the answer, in order. Not in a compact or a
+    partial report."""
+    sentences: list[SentenceReport] = Field(default_factory=list)
+    """The sentences of the answer, in order. Missing in a partial report."""
     tool_calls: list[CallReport] = Field(default_factory=list, description="Only where the answer holds tool calls.")
-    fields: dict[str, ValueReport] = Field(
-        default_factory=dict,
-        description="Only where JSON was asked for: the risk of every object, list and value in it, by its path "
-        "(`$.person.age`, `$.items[0].name`, `$['other name']`). A value that was cut off has no "
-        "entry.",
-    )
-    finish_reason: Literal["stop", "eos", "length", "risk"] | None = Field(
-        None,
-        description="Only from `cocoa serve`: the engine's reason for the end of the answer.",
-    )
-    verdict: str | None = Field(
-        None,
-        description="Only from `cocoa serve`: one or two sentences for a person, on the risk of the answer as a whole.",
-    )
-    edits: list[EditReport] = Field(
-        default_factory=list,
-        description="Only where a mark, a marker of a citation or a gate changed the text: the changes. All "
-        "other offsets refer to the changed text.",
-    )
+    fields: dict[str, ValueReport] = Field(default_factory=dict)
+    """Only where JSON was asked for: the risk of every object, list and value in it, by its path (`$.person.age`,
+    `$.items[0].name`, `$['other name']`). A value that was cut off has no entry."""
+    finish_reason: FinishReason | None = None
+    """Only from `cocoa serve`: the engine's reason for the end of the answer."""
+    verdict: str | None = None
+    """Only from `cocoa serve`: one or two sentences for a person, on the risk of the answer as a whole."""
+    edits: list[EditReport] = Field(default_factory=list)
+    """Only where a mark, a marker of a citation or a gate changed the text: the changes. All other offsets refer to the
+    changed text."""
     gate: GateReport | None = Field(None, description="Only where a gate or a retry acted on the answer.")
-    text_length: int = Field(
-        0,
-        description="Only in a compact report of a text that was changed at its end: the number of its characters.",
-    )
-    parts: list[PartReport] = Field(
-        default_factory=list,
-        description="Only where a LlamaIndex response shows something else than one complete answer, such as "
-        "several answers: the answers in it. Offsets of spans then refer to the text of the response.",
-    )
-    partial: bool = Field(
-        False,
-        description="Only in the reports of callbacks, and then true: the answer was interrupted, and `spans` "
-        "holds the spans decided before that.",
-    )
+    text_length: int = 0
+    """Only in a compact report of a text that was changed at its end: the number of its characters."""
+    parts: list[PartReport] = Field(default_factory=list)
+    """Only where a LlamaIndex response shows something else than one complete answer, such as several answers: the
+    answers in it. Offsets of spans then refer to the text of the response."""
+    partial: bool = False
+    """Only in the reports of callbacks, and then true: the answer was interrupted, and `spans` holds the spans decided
+    before that."""
 
     @classmethod
     def of(
@@ -552,13 +410,18 @@ class RiskReport(RiskSummary):
         """The report of a complete answer.
 
         Args:
-            generation: the answer.
             parts: the part of each span; ``None`` if the model did not reason.
             answer_start: the offset at which the answer begins, after any reasoning.
             answered: the generation without its reasoning.
             rivals: whether spans list the candidates that competed.
         """
         answered = answered or generation
+        has_source = not generation.closed_book
+        units = MeasuredText(generation.text, generation.spans, begin=answer_start, has_source=has_source)
+        claims, sentences = (
+            [kind(start=unit.start, end=unit.end, risk=unit.risk) for unit in of_kind]
+            for kind, of_kind in ((ClaimReport, units.claims), (SentenceReport, units.sentences))
+        )
         report = cls.of_spans(
             [
                 SpanReport.of(span, number, None if parts is None else parts[number], rivals=rivals)
@@ -570,53 +433,31 @@ class RiskReport(RiskSummary):
             answer_risk=answered.answer_risk,
             answer_threshold=generation.answer_threshold,
             model_name=generation.model_name,
+            out_of_domain=answered.out_of_domain or None,
+            source_heads=generation.source_heads,
+            check=[CheckReport(**check.__dict__) for check in units.check_these()],
+            claims=claims,
+            sentences=sentences,
         )
-        values: dict[str, Any] = {}
-        if answered.out_of_domain:
-            values["out_of_domain"] = True
-        if generation.source_heads is not None:
-            values["source_heads"] = generation.source_heads
-        if report.reasoning is not None:
-            values["reasoning"] = report.reasoning.with_values(answer_start=answer_start)
-        units = MeasuredText(
-            generation.text, generation.spans, begin=answer_start, has_source=not generation.closed_book
-        )
-        values["check"] = [CheckReport(**check.__dict__) for check in units.check_these()]
-        values["claims"] = [ClaimReport.of(claim) for claim in units.claims]
-        values["sentences"] = [SentenceReport.of(sentence) for sentence in units.sentences]
-        return report.with_values(**values)
+        if report.reasoning is None:
+            return report
+        return report.with_values(reasoning=report.reasoning.with_values(answer_start=answer_start))
 
     @classmethod
-    def of_spans(
-        cls,
-        spans: Sequence[SpanReport],
-        *,
-        method: str | None = None,
-        risk_source: RiskSource | None = None,
-        threshold: float | None = None,
-        answer_risk: float | None = None,
-        answer_threshold: float | None = None,
-        model_name: str | None = None,
-    ) -> RiskReport:
-        """The report of some spans, without claims and sentences. ``answer_risk`` needs a calibrator for answers."""
-        values: dict[str, Any] = {
-            "schema_version": SCHEMA,
-            "method": method,
-            **_risk_of([span for span in spans if not span.is_reasoning]),
-            "risk_source": risk_source,
-            "calibrated": risk_source == "calibrator",
-            "threshold": threshold,
-            "answer_risk": answer_risk,
-            "answer_threshold": answer_threshold,
-            "spans": list(spans),
-        }
-        if model_name is not None:
-            values["model_name"] = model_name
+    def of_spans(cls, spans: Sequence[SpanReport], **values: Any) -> RiskReport:
+        """The report of some spans, those of reasoning included, with further fields that are not ``None``."""
+        absent = dict.fromkeys(("method", "risk_source", "threshold", "answer_risk", "answer_threshold"))
+        values = {**absent, **{name: value for name, value in values.items() if value is not None}}
         if any(span.part is not None for span in spans):
             thoughts = [span for span in spans if span.is_reasoning]
-            numbers = [span.span for span in thoughts]
-            values["reasoning"] = ReasoningReport(**_risk_of(thoughts), spans=numbers)
-        return cls(**values)
+            values["reasoning"] = ReasoningReport(**_risk_of(thoughts), spans=[span.span for span in thoughts])
+        return cls(
+            **_risk_of([span for span in spans if not span.is_reasoning]),
+            schema_version=1,
+            calibrated=values["risk_source"] == "calibrator",
+            spans=list(spans),
+            **values,
+        )
 
     @property
     def begin(self) -> int:
@@ -631,9 +472,7 @@ class RiskReport(RiskSummary):
     @property
     def has_answer_risk(self) -> bool:
         """Whether a calibrator measured the answer as a whole. A risk that is not a finite number is ``None`` here."""
-        if self.answer_risk is not None:
-            return True
-        return self.answer_threshold is not None and any(not span.is_reasoning for span in self.spans)
+        return self.answer_risk is not None or (self.answer_threshold is not None and bool(self.answer_spans))
 
     def compact(self, text: str | None = None, reasoning: str = "") -> RiskReport:
         """The report without what can be derived from the rest of the answer, and without its ``claims``.
@@ -644,26 +483,29 @@ class RiskReport(RiskSummary):
         them out if the text of the answer is changed later.
 
         Args:
-            text: the text of the answer, which is stored with the report; ``None``: no text is.
-            reasoning: the text of the reasoning, stored with it.
+            text, reasoning: the texts of the answer and of its reasoning, which are stored with the report, if any is.
         """
         values: dict[str, Any] = {"is_compact": True}
-        if self.check:
-            values["check"] = [
-                check.without("kind", "spans", *(name for name in ("reasons", "competing") if not getattr(check, name)))
-                for check in self.check
-            ]
-        stored = _Stored(text, reasoning, {} if text is None else {"answer": self.begin})
+        texts = {} if text is None else {"answer": (text, self.begin)}
         if reasoning:
-            stored.begins["reasoning"] = "".join(span.text or "" for span in self.spans).find(reasoning)
+            texts["reasoning"] = reasoning, "".join(span.text or "" for span in self.spans).find(reasoning)
         if self.reasoning is not None:  # the part of each span says which spans it has
-            values["reasoning"] = self.reasoning.without("spans")
-            if stored.begins.get("reasoning", -1) >= 0:
-                start = stored.begins["reasoning"]
-                values["reasoning"] = values["reasoning"].with_values(reasoning_start=start)
+            start = texts.get("reasoning", ("", -1))[1]
+            values["reasoning"] = self.reasoning.without("spans").with_values(
+                **({"reasoning_start": start} if start >= 0 else {})
+            )
+        if self.check:
+            empty = [[name for name in ("reasons", "competing") if not getattr(check, name)] for check in self.check]
+            checks = zip(self.check, empty, strict=True)
+            values["check"] = [check.without("kind", "spans", *names) for check, names in checks]
         if text is not None and self._length != len(text):
             values["text_length"] = len(text)
-        values["spans"] = [span._compact(stored.text_of(span)) for span in self.spans]
+        values["spans"] = []
+        for span in self.spans:
+            dropped = [name for name, value in span._derived.items() if getattr(span, name) == value]
+            if span.text is not None and span.text.strip() and span.text == _stored(span, texts):
+                dropped.append("text")
+            values["spans"].append(span.without("span", "score", "chosen", *dropped))
         return self.without("claims").with_values(**values)
 
     def expanded(self, text: str, reasoning: str = "") -> RiskReport:
@@ -673,22 +515,25 @@ class RiskReport(RiskSummary):
         get no texts.
 
         Args:
-            text: the text of the answer, which is stored with the report.
-            reasoning: the text of the reasoning, stored with it.
+            text, reasoning: the texts of the answer and of its reasoning, which are stored with the report.
         """
         if not self.is_compact:
             return self
-        stored = _Stored(text, reasoning, {"answer": self.begin})
-        length = self.text_length if "text_length" in self.model_fields_set else self._length
-        if length != len(text):
-            del stored.begins["answer"]
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {"spans": []}
+        texts: dict[str, tuple[str, int]] = {}
+        if len(text) == (self.text_length if "text_length" in self.model_fields_set else self._length):
+            texts["answer"] = text, self.begin
         if self.reasoning is not None:
-            numbers = [number for number, span in enumerate(self.spans) if span.is_reasoning]
             if "reasoning_start" in self.reasoning.model_fields_set:
-                stored.begins["reasoning"] = self.reasoning.reasoning_start
+                texts["reasoning"] = reasoning, self.reasoning.reasoning_start
+            numbers = [number for number, span in enumerate(self.spans) if span.is_reasoning]
             values["reasoning"] = self.reasoning.without("reasoning_start").with_values(spans=numbers)
-        values["spans"] = [span._expanded(number, stored.text_of(span)) for number, span in enumerate(self.spans)]
+        for number, span in enumerate(self.spans):
+            derived = {**span._derived, "span": number}
+            if (stored := _stored(span, texts)) is not None:
+                derived["text"] = stored
+            missing = {name: value for name, value in derived.items() if name not in span.model_fields_set}
+            values["spans"].append(span.with_values(**missing))
         return self.without("text_length").with_values(**values)
 
     @property
@@ -703,30 +548,17 @@ class RiskReport(RiskSummary):
         return max(self.spans[-1].end - self.begin, 0) if self.spans else 0
 
 
-class _Stored:
-    """The texts that are stored with a report, and where each begins in the generated text."""
-
-    def __init__(self, text: str | None, reasoning: str, begins: dict[str, int]) -> None:
-        self._texts, self.begins = {"answer": text or "", "reasoning": reasoning}, begins
-
-    def text_of(self, span: SpanReport) -> str | None:
-        """The text at the offsets of a span; ``None`` if none of the texts has it."""
-        part = span.part or "answer"
-        begin = self.begins.get(part, -1)
-        start, end = span.start - begin, span.end - begin
-        within = begin >= 0 <= start and end <= len(self._texts[part])
-        return self._texts[part][start:end] if within else None
+def _stored(span: SpanReport, texts: dict[str, tuple[str, int]]) -> str | None:
+    """The text at the offsets of a span, from the stored text of each part, and its begin; ``None`` if outside."""
+    text, begin = texts.get(span.part or "answer", ("", -1))
+    start, end = span.start - begin, span.end - begin
+    return text[start:end] if begin >= 0 <= start and end <= len(text) else None
 
 
 def measured_text(spans: Sequence[SpanReport], value: Callable[[SpanReport], float | None]) -> MeasuredText | None:
-    """An answer whose claims and sentences have the value of a metric as their risk.
+    """An answer whose claims and sentences have a value of its spans as their risk; ``None`` if a span has no text.
 
-    Args:
-        spans: consecutive spans that belong to the answer, not to its reasoning.
-        value: the value of a span.
-
-    Returns:
-        The answer, or ``None`` if a span has no text.
+    The spans are consecutive, and belong to the answer, not to its reasoning.
     """
     texts = [span.text for span in spans if span.text is not None]
     if len(texts) < len(spans):

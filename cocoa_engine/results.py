@@ -29,58 +29,39 @@ class Generation(ResultModel):
     text: str
     token_ids: list[int] = Field(description="Every generated token, including an end-of-sequence token.")
     spans: list[Span]
-    finish_reason: FinishReason | None = Field(
-        description="stop: a stop text, stop token or stopping criterion; eos; length; risk: the last span's risk "
-        "reaches max_risk, which takes precedence over the other reasons. `None` for a text scored as given."
-    )
+    finish_reason: FinishReason | None
+    """stop: a stop text, stop token or stopping criterion; eos; length; risk: the last span's risk reaches max_risk,
+    which takes precedence over the other reasons. `None` for a text scored as given."""
     usage: Usage
     config: CocoaConfig = Field(description="The settings of the decode.")
     model_name: str | None = None
-    answer_risk: float | None = Field(
-        None, description="Probability that the answer is wrong as a whole. `None` without a calibrator for answers."
-    )
-    threshold: float | None = Field(
-        None,
-        description="The risk from which spans are flagged: the calibrator's chosen threshold, or the default "
-        "of ``risk_source``. `None` if there is none, as for a raw MLDS.",
-    )
-    answer_threshold: float | None = Field(
-        None, description="The threshold of ``answer_risk``. `None` without a calibrator for answers."
-    )
-    calibrated_on: str | None = Field(
-        None, description="What ``answer_risk`` was fitted on. It holds for answers like those only."
-    )
-    answer_out_of_domain: bool = Field(
-        False,
-        description="Whether the answer as a whole is unlike those that `answer_risk` was fitted on, so that the risk "
-        "may mean little.",
-    )
-    out_of_domain: bool = Field(
-        False,
-        description="Whether the answer is unlike those that the calibrator was fitted on: as a whole, or in more than "
-        "a tenth of its spans, and at least two. Its risks may be meaningless.",
-    )
-    source_heads: Literal["spread"] | None = Field(
-        None,
-        description="`spread`: the source attention of the spans is that of heads spread over the layers, because the "
-        "model's retrieval heads are not known (`cocoa heads` finds them). `None` otherwise, and where no source "
-        "attention was measured.",
-    )
-    question_tokens: int | None = Field(
-        None,
-        description="The number of tokens that the prompt of a chat has without its earlier exchange: with the system "
-        "messages and the longest message of the user. `None` without one.",
-    )
-    processed: bool = Field(
-        False,
-        description="Whether logits processors, such as a repetition penalty, changed the model's distribution. The "
-        "log-probabilities are then those of the changed distribution.",
-    )
-    competition: Competition | None = Field(
-        None,
-        description="Always `None`: no calibrator needs it any more. The spans of a decoded answer hold their "
-        "candidates.",
-    )
+    answer_risk: float | None = None
+    """Probability that the answer is wrong as a whole. `None` without a calibrator for answers."""
+    threshold: float | None = None
+    """The risk from which spans are flagged: the calibrator's chosen threshold, or the default of ``risk_source``.
+    `None` if there is none, as for a raw MLDS."""
+    answer_threshold: float | None = None
+    """The threshold of ``answer_risk``. `None` without a calibrator for answers."""
+    calibrated_on: str | None = None
+    """What ``answer_risk`` was fitted on. It holds for answers like those only."""
+    answer_out_of_domain: bool = False
+    """Whether the answer as a whole is unlike those that `answer_risk` was fitted on, so that the risk may mean
+    little."""
+    out_of_domain: bool = False
+    """Whether the answer is unlike those that the calibrator was fitted on: as a whole, or in more than a tenth of its
+    spans, and at least two. Its risks may be meaningless."""
+    source_heads: Literal["spread"] | None = None
+    """`spread`: the source attention of the spans is that of heads spread over the layers, because the model's
+    retrieval heads are not known (`cocoa heads` finds them). `None` otherwise, and where no source attention was
+    measured."""
+    question_tokens: int | None = None
+    """The number of tokens that the prompt of a chat has without its earlier exchange: with the system messages and the
+    longest message of the user. `None` without one."""
+    processed: bool = False
+    """Whether logits processors, such as a repetition penalty, changed the model's distribution. The log-probabilities
+    are then those of the changed distribution."""
+    competition: Competition | None = None
+    """Always `None`: no calibrator needs it any more. The spans of a decoded answer hold their candidates."""
 
     @property
     def calibrated(self) -> bool:
@@ -94,17 +75,12 @@ class Generation(ResultModel):
 
     @property
     def has_spans_out_of_domain(self) -> bool:
-        """Whether more than a tenth of the spans, and at least two, are unlike those that the calibrator was fitted
-        on."""
+        """Whether more than a tenth of the spans, and at least two, are out of the calibrator's domain."""
         return sum(span.out_of_domain for span in self.spans) > max(1, len(self.spans) / 10)
 
     @property
     def closed_book(self) -> bool:
-        """Whether the prompt holds no passage: it has at most 64 tokens, and no passage was named (``source``).
-
-        The earlier exchange of a chat does not count: neither the answers in it, nor all messages of the user but the
-        longest.
-        """
+        """Whether the prompt holds no passage: it has at most 64 ``question_tokens``, and no passage was named."""
         counted = self.usage.prompt_tokens if self.question_tokens is None else self.question_tokens
         return counted <= CLOSED_BOOK_TOKENS and not any(span.passage_attention for span in self.spans)
 
@@ -186,7 +162,7 @@ class Generation(ResultModel):
         Args:
             compared: other answers to the same prompt, shown beside this one with the differences marked.
             title: a heading, such as the question.
-            full: return a complete page, otherwise a fragment that can be put into any page, as for notebooks.
+            full: return a complete page, otherwise a fragment for any page, as for notebooks.
         """
         from cocoa_engine.rendering.html import document, fragment
 
@@ -197,8 +173,7 @@ class Generation(ResultModel):
 
         Args:
             format: ``"html"``, ``"markdown"`` or ``"svg"`` (a picture of the terminal's output).
-            compared: other answers to the same prompt, shown with this one.
-            title: a heading, such as the question.
+            compared, title: as for :meth:`to_html`.
 
         Raises:
             ConfigError: the format is unknown.
@@ -222,7 +197,7 @@ class Generation(ResultModel):
         """The answer coloured by risk, for ``rich.print``.
 
         Args:
-            compared: other answers to the same prompt, shown beside this one with the differences marked.
+            compared: as for :meth:`to_html`.
             table: add every candidate of every risk point.
             marks: write the level of risk into the text, ``[like this|2]``, for output without colour.
         """
@@ -253,9 +228,8 @@ class LayerCurve(ResultModel):
     consecutive: list[float] = Field(description="dis(j, j + 1) for j = 0..L-1.")
     to_final: list[float] = Field(description="dis(j, L) for j = 0..L-1.")
     middle_layers: tuple[int, int] = Field(description="The window (m, n) of the MLDS, both inclusive.")
-    final_layer: Literal["post_norm", "pre_norm"] = Field(
-        description="Whether the state of layer L is taken after the final norm."
-    )
+    final_layer: Literal["post_norm", "pre_norm"]
+    """Whether the state of layer L is taken after the final norm."""
 
     @property
     def num_layers(self) -> int:
@@ -280,4 +254,4 @@ class LayerCurve(ResultModel):
         """
         from cocoa_engine.rendering.plot import layer_curve
 
-        return layer_curve(self)
+        return layer_curve(**self.model_dump())

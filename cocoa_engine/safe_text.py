@@ -38,41 +38,23 @@ def safe(text: str) -> str:
 
 
 def safe_json(document: str) -> str:
-    """The same JSON value, with control characters and marks of direction escaped, so that a terminal shows them.
-
-    Args:
-        document: JSON. Such characters occur only inside its strings.
-    """
+    """The same JSON value, with control characters and marks of direction escaped, so that a terminal shows them."""
     return document.translate(_ESCAPES)
 
 
 def shortened(text: str, limit: int) -> str:
-    """A text of at most ``limit`` characters: if it is longer, its middle is left out.
-
-    Args:
-        text: the text.
-        limit: at least 100. Two thirds of the characters are from the beginning.
-    """
+    """A text of at most ``limit`` characters, at least 100: the middle of a longer one is left out."""
     if len(text) <= limit:
         return text
-    kept = limit - 40
-    end = kept // 3
-    return f"{text[: kept - end]} … ({len(text) - kept} characters left out) … {text[len(text) - end :]}"
-
-
-_LONGEST = 8
-"""The number of characters by which :func:`safe` shows one, at most."""
+    shown = limit - 40
+    end = shown // 3
+    return f"{text[: shown - end]} … ({len(text) - shown} characters left out) … {text[len(text) - end :]}"
 
 
 def bounded(text: str, limit: int) -> str:
-    """At most ``limit`` characters of a text as by :func:`safe`; the middle of a longer one is left out.
-
-    Args:
-        text: the text.
-        limit: at least 800.
-    """
+    """At most ``limit`` characters (at least 800) of a text as by :func:`safe`, without the middle of a longer one."""
     shown = safe(shortened(text, limit))
-    return shown if len(shown) <= limit else safe(shortened(text, limit // _LONGEST))
+    return shown if len(shown) <= limit else safe(shortened(text, limit // 8))  # `safe` shows one by at most 8
 
 
 def one_line(text: str) -> str:

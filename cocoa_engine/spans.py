@@ -28,22 +28,16 @@ class Measured(ResultModel):
     text: str
     token_ids: list[int]
     token_log_probs: list[float] = Field(description="log p(y_i | x, y_<i) of each token, aligned with token_ids.")
-    token_entropies: list[float] = Field(
-        description="Entropy, in nats, of the next-token distribution that each token was chosen from."
-    )
-    token_margins: list[float] = Field(
-        description="log p of the most probable token minus log p of the second; inf if only one token is allowed."
-    )
-    token_source_attention: list[float] = Field(
-        default_factory=list,
-        description="For each token, the mean attention mass of the model's retrieval heads on the prompt, its first "
-        "token left out. Empty if the model's retrieval heads are not known, or its attention cannot be seen.",
-    )
-    passage_attention: list[float] = Field(
-        default_factory=list,
-        description="With source=: for each passage, the mean over the tokens of the attention mass on it, in [0, 1]. "
-        "Empty without passages, or where token_source_attention is empty.",
-    )
+    token_entropies: list[float]
+    """Entropy, in nats, of the next-token distribution that each token was chosen from."""
+    token_margins: list[float]
+    """log p of the most probable token minus log p of the second; inf if only one token is allowed."""
+    token_source_attention: list[float] = Field(default_factory=list)
+    """For each token, the mean attention mass of the model's retrieval heads on the prompt, its first token left out.
+    Empty if the model's retrieval heads are not known, or its attention cannot be seen."""
+    passage_attention: list[float] = Field(default_factory=list)
+    """With source=: for each passage, the mean over the tokens of the attention mass on it, in [0, 1]. Empty without
+    passages, or where token_source_attention is empty."""
     log_prob: float = Field(description="log p_S.")
     con_mlds: float = Field(description="Disagreement of consecutive middle layers.")
     f_mlds: float = Field(description="Disagreement of the middle layers with the final one.")
@@ -92,14 +86,11 @@ class Preceding(ResultModel):
 
 
 class Competition(ResultModel):
-    """A summary of the candidates at the risk points of an answer. Without risk points, the defaults apply.
-
-    No calibrator needs it any more, and results have none.
-    """
+    """A summary of the candidates at the risk points of an answer. No calibrator needs it any more."""
 
     model_config = ConfigDict(frozen=True)
 
-    risk_points: int = Field(0, description="Number of risk points.")
+    risk_points: int = 0
     candidates: float = Field(1.0, description="Mean number of candidates.")
     score_spread: float = Field(0.0, description="Mean of the best minus the worst score, by CoCoA-SIG's defaults.")
     best_score: float = Field(0.0, description="Mean of the best score, by CoCoA-SIG's defaults.")
@@ -110,61 +101,41 @@ class Span(Measured):
 
     start: int = Field(description="Offset of its first character in the answer's text.")
     end: int = Field(description="Offset after its last character.")
-    kind: Literal["greedy", "risk_point", "given"] = Field(
-        description="greedy: a run in which no token competed; risk_point: the chosen candidate of a risk point; "
-        "given: a text scored as given."
-    )
-    candidates: list[Candidate] = Field(
-        default_factory=list,
-        description="At a risk point, all candidates, ordered by their first token's probability. They are as "
-        "long as they were compared, also if max_new_tokens cut the span.",
-    )
+    kind: Literal["greedy", "risk_point", "given"]
+    """greedy: a run in which no token competed; risk_point: the chosen candidate of a risk point; given: a text scored
+    as given."""
+    candidates: list[Candidate] = Field(default_factory=list)
+    """At a risk point, all candidates, ordered by their first token's probability. They are as long as they were
+    compared, also if max_new_tokens cut the span."""
     chosen: int | None = Field(None, description="At a risk point, the index of the chosen candidate.")
-    token_copied: list[int] = Field(
-        default_factory=list,
-        description="For each token, the length of the longest run of answer tokens that ends with it and occurs in "
-        "the prompt, at most 3; 0 if the token does not occur in the prompt.",
-    )
-    token_ends: list[int] = Field(
-        default_factory=list,
-        description="For each token, the offset in the answer's text after its last complete character. Empty if it is "
-        "not known.",
-    )
+    token_copied: list[int] = Field(default_factory=list)
+    """For each token, the length of the longest run of answer tokens that ends with it and occurs in the prompt, at
+    most 3; 0 if the token does not occur in the prompt."""
+    token_ends: list[int] = Field(default_factory=list)
+    """For each token, the offset in the answer's text after its last complete character. Empty if it is not known."""
     preceding: Preceding = Field(default_factory=Preceding, description="The tokens before the span.")
-    probe: float | None = Field(
-        None,
-        description="Score of the calibrator's probe: the projection of the span's mean hidden state on the direction "
-        "that separates hallucinated from supported spans. `None` without a calibrator that has a probe.",
-    )
-    top_log_probs: list[list[tuple[int, float]]] | None = Field(
-        None,
-        description="With CocoaConfig.top_logprobs: for each token, the most probable tokens of the distribution that "
-        "its log-probability was taken from, as ids with log-probabilities, most probable first. Fewer if fewer tokens "
-        "are allowed. `None` without this setting.",
-    )
-    risk: float | None = Field(
-        description="How likely the span is to be hallucinated, by ``risk_source``: in [0, 1], unless a raw MLDS was "
-        "asked for. `None` if it was not measured."
-    )
-    risk_source: RiskSource | None = Field(
-        None,
-        description="Where the risk comes from. calibrator: an estimated probability; source_attention: the rank of "
-        "the span's source attention among spans of the same model; token_probability: 1 - p of its least probable "
-        "token; f_mlds, con_mlds: the raw MLDS, because ``CocoaConfig.risk`` asks for it.",
-    )
-    flagged: bool = Field(
-        False, description="Whether the risk reaches the threshold of its source (``Generation.threshold``)."
-    )
-    out_of_domain: bool = Field(
-        False,
-        description="Whether the span is unlike those that the calibrator was fitted on. Its risk may be meaningless.",
-    )
+    probe: float | None = None
+    """Score of the calibrator's probe: the projection of the span's mean hidden state on the direction that separates
+    hallucinated from supported spans. `None` without a calibrator that has a probe."""
+    top_log_probs: list[list[tuple[int, float]]] | None = None
+    """With CocoaConfig.top_logprobs: for each token, the most probable tokens of the distribution that its
+    log-probability was taken from, as ids with log-probabilities, most probable first. Fewer if fewer tokens are
+    allowed. `None` without this setting."""
+    risk: float | None
+    """How likely the span is to be hallucinated, by ``risk_source``: in [0, 1], unless a raw MLDS was asked for. `None`
+    if it was not measured."""
+    risk_source: RiskSource | None = None
+    """Where the risk comes from. calibrator: an estimated probability; source_attention: the rank of the span's source
+    attention among spans of the same model; token_probability: 1 - p of its least probable token; f_mlds, con_mlds: the
+    raw MLDS, because ``CocoaConfig.risk`` asks for it."""
+    flagged: bool = False
+    """Whether the risk reaches the threshold of its source (``Generation.threshold``)."""
+    out_of_domain: bool = False
+    """Whether the span is unlike those that the calibrator was fitted on. Its risk may be meaningless."""
     reaches_max_risk: bool = Field(False, description="Whether the risk reaches CocoaConfig.max_risk.")
-    repeats: bool = Field(
-        False,
-        description="Whether the answer runs in a loop where the span ends: its last 24 tokens are one sequence of at "
-        "most 8 tokens, over and over. Such tokens are probable, so that the risk is low.",
-    )
+    repeats: bool = False
+    """Whether the answer runs in a loop where the span ends: its last 24 tokens are one sequence of at most 8 tokens,
+    over and over. Such tokens are probable, so that the risk is low."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -173,8 +144,7 @@ class Span(Measured):
         return self.risk_source == "calibrator"
 
 
-CLOSED_BOOK_TOKENS = 64
-"""Prompts of at most this many tokens hold a question, and hardly a passage to answer it from."""
+CLOSED_BOOK_TOKENS = 64  # prompts of at most this many tokens hold a question, and hardly a passage
 
 
 class Usage(ResultModel):
@@ -187,11 +157,9 @@ class Usage(ResultModel):
     risk_points: int = Field(0, description="Steps at which more than one token competed and branches were grown.")
     cached_tokens: int = Field(0, description="Prompt tokens reused from another sequence with the same prefix.")
     forward_passes: int = Field(0, description="Forward passes that this answer took part in, including the prompt's.")
-    fed_tokens: int = Field(
-        0,
-        description="Tokens fed to the model after the prompt, including those of dropped branches, of a prompt that "
-        "is scored again (Diver) and of a masked model (DeCoRe).",
-    )
+    fed_tokens: int = 0
+    """Tokens fed to the model after the prompt, including those of dropped branches, of a prompt that is scored again
+    (Diver) and of a masked model (DeCoRe)."""
 
     @property
     def total_tokens(self) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
-from types import GeneratorType, TracebackType
+from types import GeneratorType
 from typing import cast
 
 from cocoa_engine.cancellation import Cancellation
@@ -17,7 +17,7 @@ from cocoa_engine.errors import RequestCancelledError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation
-from cocoa_engine.risk.policy import RiskMeasure
+from cocoa_engine.risk.policy import RiskPolicy
 from cocoa_engine.spans import Span
 
 
@@ -27,21 +27,13 @@ class SpanStream(Iterator[Span]):
     Args:
         session: the model and the scheduler.
         request: the validated request.
-        measure: says how risks are computed. It may run the model, and is called with the first span.
-        on_end: called with the whole answer.
+        risk: says how risks are computed. It may run the model, with the first span.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        request: Request,
-        measure: Callable[[], RiskMeasure],
-        on_end: Callable[[Generation], None] = lambda answer: None,
-    ) -> None:
+    def __init__(self, session: Session, request: Request, risk: RiskPolicy) -> None:
         self._state = _State()
         self._request, self._session = request, session
-        spans = _decoded(self._state, session, request, measure, on_end)
-        self._spans = cast("GeneratorType[Span, None, None]", spans)
+        self._spans = cast("GeneratorType[Span, None, None]", _decoded(self._state, session, request, risk))
         # also at exit: when modules are cleared, the generator could no longer be closed
         weakref.finalize(self, _close_abandoned, self._state.closing, weakref.ref(self._spans))
 
@@ -96,9 +88,7 @@ class SpanStream(Iterator[Span]):
     def __enter__(self) -> SpanStream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -120,20 +110,8 @@ def _close_abandoned(closing: Cancellation, spans: weakref.ref[Generator[Span, N
             generator.close()
 
 
-def _decoded(
-    state: _State,
-    session: Session,
-    request: Request,
-    measure: Callable[[], RiskMeasure],
-    on_end: Callable[[Generation], None],
-) -> Generator[Span, None, None]:
-    """Decode one request. It has a batch slot only while a span is requested.
-
-    The generator ends if the stream is closed.
-
-    Raises:
-        RequestCancelledError: the request was cancelled.
-    """
+def _decoded(state: _State, session: Session, request: Request, risk: RiskPolicy) -> Generator[Span, None, None]:
+    """Decode one request. It has a batch slot only while a span is requested. It ends if the stream is closed."""
     task: DecodeTask | None = None
     try:
         with request.cancellation.heard_by(state.closing.cancel):
@@ -142,8 +120,7 @@ def _decoded(
                     may_refuse=task is None, cancellation=state.closing, owner=request.cancellation
                 ):
                     if task is None:
-                        task = DecodeTask(replace(request, cancellation=state.closing), session, measure())
-                        state.task = task
+                        task = state.task = DecodeTask(replace(request, cancellation=state.closing), session, risk)
                     spans: list[Span] = []
                     while not spans and task.work is not None:
                         session.scheduler.feed([task.work])
@@ -151,7 +128,7 @@ def _decoded(
                         spans = task.ready()
                 if task.work is None:
                     state.generation = task.generation()
-                    on_end(state.generation)
+                    risk.warn_of_domain(state.generation.out_of_domain)
                 yield from spans
     except RequestCancelledError:
         if request.cancellation.cancelled or not state.closing.cancelled:

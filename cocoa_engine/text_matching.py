@@ -33,15 +33,9 @@ def content_words(text: str) -> list[str]:
 
 
 def support(text: str, others: Sequence[str]) -> float | None:
-    """How many of the other texts contain the content words of a text.
+    """The share of the other texts, at least one, that contain a word, averaged over the content words of a text.
 
-    Args:
-        text: a sentence, a span or a claim.
-        others: at least one text.
-
-    Returns:
-        The share of the other texts that contain a word, averaged over the content words, in [0, 1]; `None` for a text
-        without content words.
+    It is in [0, 1]; `None` for a text without content words.
     """
     words = content_words(text)
     contained = [set(re.findall(r"\w+", other.lower())) for other in others]

@@ -1,7 +1,6 @@
 """The risk of answers that another model, or a person, wrote. Needs no framework.
 
-The engine's model reads the answer after a prompt of the question and its contexts, and measures it sentence by
-sentence (:meth:`cocoa_engine.CocoaEngine.score`). LangChain, LlamaIndex and RAGAS use the same judge.
+The engine's model reads the answer after a prompt, sentence by sentence (:meth:`cocoa_engine.CocoaEngine.score`).
 """
 
 from __future__ import annotations
@@ -24,11 +23,8 @@ from cocoa_integrations._shared.workers import in_worker
 
 __all__ = ["AnswerJudge", "JudgeMeasure", "Judgement", "RagasRisk"]
 
-JudgeMeasure = Literal["answer_risk", "mean_risk", "max_risk"]
-"""The value of a report that is the risk of the answer."""
-
-Prompt = Callable[[str, list[str]], str | Sequence[Mapping[str, Any]]]
-"""Makes the prompt from the question and its contexts: a text, or chat messages."""
+JudgeMeasure = Literal["answer_risk", "mean_risk", "max_risk"]  # the value that is the risk of the answer
+Prompt = Callable[[str, list[str]], str | Sequence[Mapping[str, Any]]]  # of the question and its contexts
 
 
 @dataclass(frozen=True)
@@ -111,13 +107,9 @@ class AnswerJudge:
         self._config = config
 
     def judge(self, question: str, answer: str, contexts: Sequence[str] | None = None) -> Judgement:
-        """The risk of an answer.
+        """The risk of an answer to a question, perhaps written from contexts.
 
-        Args:
-            question: the question.
-            answer: the answer.
-            contexts: the texts that it was written from, if any. Those that the prompt has as they are count as its
-                source: the attention to each of them is measured.
+        Contexts that the prompt has as they are count as its source: the attention to each of them is measured.
 
         Raises:
             ConfigError: an argument is not text, or ``measure="answer_risk"`` and the engine has no calibrator for
@@ -131,55 +123,49 @@ class AnswerJudge:
         if not answer.strip():
             raise PromptError("the answer is empty; a judge needs the text of an answer.")
         given = list(contexts or ())
-        prompt = (self._prompt or self._default_prompt)(question, given)
+        lines = "\n\n".join(given)
+        text = f"Context:\n{lines}\n\nQuestion: {question}" if given else question
+        prompt: str | Sequence[Mapping[str, Any]] = f"{text}\nAnswer:"
+        if self._prompt is not None:
+            prompt = self._prompt(question, given)
+        elif self.engine.has_chat_template:
+            prompt = [{"role": "user", "content": text}]
         if isinstance(prompt, str):  # a prompt of the user's own may have control tokens
             before = self.engine.encode(prompt, split_special_tokens=self._prompt is None)
         else:
             before = self.engine.encode_chat(prompt)
-        found = find_in(self.engine.decode(before), given)  # a prompt need not have every context as it is
-        source = [given[number].strip() for number in found] or None
+        in_prompt = find_in(self.engine.decode(before), given)  # a prompt need not have every context as it is
+        source = [given[number].strip() for number in in_prompt] or None
         begins = isinstance(prompt, str) and not prompt[-1:].isspace() and not answer[:1].isspace()
         whole = self.engine.score(before, f" {answer}" if begins else answer, config=self._config, source=source)
-        judged = whole.model_copy(update={"text": answer, "spans": self._sentences(before, answer, whole, source)})
-        out_of_domain = whole.out_of_domain or judged.has_spans_out_of_domain
-        report = RiskReport.of(judged.model_copy(update={"out_of_domain": out_of_domain}))
-        spans = [
-            span.with_values(passage_attention=spread(span.passage_attention, found, len(given)))
-            if span.passage_attention
-            else span
-            for span in report.spans
-        ]
-        report = report.with_values(spans=spans)
         measure = self._measure or ("mean_risk" if whole.answer_risk is None else "answer_risk")
         if measure == "answer_risk" and whole.answer_risk is None:
             raise ConfigError("measure='answer_risk' needs an engine with a calibrator for answers; use 'mean_risk'.")
-        return Judgement(severity(getattr(report, measure)), measure, self.threshold, report)
+        judged = whole.model_copy(update={"text": answer, "spans": self._sentences(before, answer, whole, source)})
+        out_of_domain = whole.out_of_domain or judged.has_spans_out_of_domain
+        report = RiskReport.of(judged.model_copy(update={"out_of_domain": out_of_domain}))
+        spans = list(report.spans)
+        for number, span in enumerate(spans):
+            if span.passage_attention:
+                attention = spread(span.passage_attention, in_prompt, len(given))
+                spans[number] = span.with_values(passage_attention=attention)
+        return Judgement(severity(getattr(report, measure)), measure, self.threshold, report.with_values(spans=spans))
 
     async def ajudge(self, question: str, answer: str, contexts: Sequence[str] | None = None) -> Judgement:
         """Like :meth:`judge`, without blocking the event loop."""
         return await in_worker(self.engine, self.judge, question, answer, contexts)
-
-    def _default_prompt(self, question: str, contexts: list[str]) -> str | Sequence[Mapping[str, Any]]:
-        given = "\n\n".join(contexts)
-        text = f"Context:\n{given}\n\nQuestion: {question}" if contexts else question
-        return [{"role": "user", "content": text}] if self.engine.has_chat_template else f"{text}\nAnswer:"
 
     def _sentences(self, before: list[int], answer: str, whole: Generation, source: list[str] | None) -> list[Span]:
         """A span for each sentence. A token belongs to the sentence in which it ends."""
         (span,), ids = whole.spans, whole.token_ids
         lead = len(whole.text) - len(answer)  # the space that a plain prompt needs
         token_ends = [max(end - lead, 0) for end in span.token_ends]
-        ends = [match.end() for match in re.finditer(r"[.!?]+[\"')\]]*(?=\s)|(?=\n)", answer)]
-        kept = [0]
-        for end in ends:  # every sentence has visible text: a paragraph break is no sentence
-            if answer[kept[-1] : end].strip() and answer[end:].strip():
-                kept.append(end)
-        cuts = [0]
-        for end in kept[1:]:
-            cut = bisect_left(token_ends, end) + 1
-            if cuts[-1] < cut < len(ids):
-                cuts.append(cut)
-        spans = []
+        begin, cuts, spans = 0, [0], []
+        for match in re.finditer(r"[.!?]+[\"')\]]*(?=\s)|(?=\n)", answer):
+            end = match.end()  # every sentence has visible text: a paragraph break is no sentence
+            if answer[begin:end].strip() and answer[end:].strip():
+                begin, cut = end, bisect_left(token_ends, end) + 1
+                cuts += [cut] if cuts[-1] < cut < len(ids) else []
         for first, after in itertools.pairwise([*cuts, len(ids)]):
             if len(cuts) > 1:
                 span = self._of_spans.score(
@@ -224,36 +210,21 @@ class RagasRisk:
         """Nothing to prepare."""
 
     def single_turn_score(self, sample: Any, callbacks: Any = None) -> float:
-        """The risk of the response of a sample.
-
-        Raises:
-            ConfigError: as for :meth:`AnswerJudge.judge`.
-            PromptError: the response is empty or white space, or does not fit the context window after its prompt.
-        """
-        return self.judge.judge(*_columns(sample)).risk
+        """The risk of the response of a sample; errors are those of :meth:`AnswerJudge.judge`."""
+        contexts = list(sample.retrieved_contexts or ())
+        return self.judge.judge(sample.user_input, sample.response, contexts).risk
 
     async def single_turn_ascore(self, sample: Any, callbacks: Any = None, timeout: float | None = None) -> float:
-        """Like :meth:`single_turn_score`, with a time limit.
-
-        Raises:
-            ConfigError, PromptError: as for :meth:`single_turn_score`.
-            TimeoutError: it took more than ``timeout`` seconds.
-        """
-        return (await asyncio.wait_for(self.judge.ajudge(*_columns(sample)), timeout)).risk
+        """Like :meth:`single_turn_score`; a ``TimeoutError`` after ``timeout`` seconds."""
+        contexts = list(sample.retrieved_contexts or ())
+        judged = self.judge.ajudge(sample.user_input, sample.response, contexts)
+        return (await asyncio.wait_for(judged, timeout)).risk
 
 
 def judge_of(engine: CocoaEngine | AnswerJudge, options: Mapping[str, Any]) -> AnswerJudge:
-    """The given judge, or one with an engine.
-
-    Raises:
-        ConfigError: options are given beside a judge.
-    """
+    """The given judge, which takes no options beside it, or one with an engine."""
     if not isinstance(engine, AnswerJudge):
         return AnswerJudge(engine, **options)
     if options:
         raise ConfigError(f"give {', '.join(sorted(options))} to the AnswerJudge.")
     return engine
-
-
-def _columns(sample: Any) -> tuple[str, str, list[str]]:
-    return sample.user_input, sample.response, list(sample.retrieved_contexts or ())

@@ -1,20 +1,7 @@
 """Risk in traces: attributes of OpenTelemetry spans, and scores.
 
-The adapters write the risk of an answer to the OpenTelemetry span that is current when the answer is requested, if the
-span is still recording when the answer is complete. There is nothing to enable: ``opentelemetry-api`` (the extra
-``tracing``) is enough. A process that has not imported OpenTelemetry pays one look-up in ``sys.modules``.
-
-==========================  ===================================================================
-``cocoa.max_risk``          the highest risk of any text span of any answer
-``cocoa.mean_risk``         the mean risk over the text spans of all answers
-``cocoa.risk_points``       the number of risk points in all answers
-``cocoa.calibrated``        whether all these risks are calibrated
-``cocoa.answers``           the number of answers
-==========================  ===================================================================
-
-"All answers" are the answers requested under the same OpenTelemetry span: one for a span around a model call, all
-answers of the chain for a span around a chain. Only the innermost span is written to. Answers from a LangChain cache
-are not decoded and are not counted. Neither are answers that were interrupted.
+A span gets the attributes ``cocoa.max_risk``, ``cocoa.mean_risk``, ``cocoa.risk_points``, ``cocoa.calibrated`` and
+``cocoa.answers`` of all complete answers that were requested while it was current. See docs/how-to/act-on-risk.md.
 """
 
 from __future__ import annotations
@@ -24,7 +11,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from cocoa_engine import __version__
@@ -40,69 +27,18 @@ if TYPE_CHECKING:
 
 __all__ = ["RiskTrace"]
 
-MAX_REPORTS = 10_000
-"""How many reports a handler keeps by default."""
-
+MAX_REPORTS = 10_000  # that a handler keeps by default
 SCORE_NAME = "hallucination_risk"
 EVENT_NAME = "gen_ai.evaluation.result"
 
 
-@dataclass
-class _Totals:
-    """The risk of all answers under one OpenTelemetry span."""
-
-    max_risk: float = 0.0
-    sum_risk: float = 0.0
-    spans: int = 0
-    risk_points: int = 0
-    answers: int = 0
-    calibrated: bool = True
-
-    def add(self, report: RiskReport) -> None:
-        risks = [severity(span.risk) for span in report.answer_spans if not span.is_unmeasured]
-        self.max_risk = max([self.max_risk, *risks])
-        self.sum_risk += sum(risks)
-        self.spans += len(risks)
-        self.risk_points += report.risk_points
-        self.answers += 1
-        self.calibrated &= report.calibrated
-
-    def attributes(self) -> dict[str, float | int | bool]:
-        return {
-            "cocoa.max_risk": self.max_risk,
-            "cocoa.mean_risk": self.sum_risk / self.spans if self.spans else 0.0,
-            "cocoa.risk_points": self.risk_points,
-            "cocoa.calibrated": self.calibrated,
-            "cocoa.answers": self.answers,
-        }
-
-
-class HasReport(Protocol):
-    """An answer of a chat service."""
-
-    @property
-    def report(self) -> RiskReport | None:
-        """Its report; ``None`` if a server sent none."""
-
-
-_totals: WeakKeyDictionary[Span, _Totals] = WeakKeyDictionary()  # the attributes of a span cannot be read back
+# the sum and number of the risks under a span, and its attributes, which cannot be read back
+_totals: WeakKeyDictionary[Span, tuple[float, int, dict[str, Any]]] = WeakKeyDictionary()
 _lock = free_in_child(threading.Lock())
 
 
 class RiskLog:
-    """The reports of the latest answers. Threads can share it.
-
-    Args:
-        max_reports: how many reports to keep. ``None``: all of them.
-
-    Attributes:
-        reports: the reports.
-        max_risk: the highest risk of any span of any answer, including those whose report was dropped; 0.0 without
-            answers.
-
-    Raises:
-        ConfigError: ``max_reports`` is neither a positive integer nor ``None``.
-    """
+    """The ``reports`` of the latest answers and the ``max_risk`` of all, which threads can share."""
 
     def __init__(self, max_reports: int | None = MAX_REPORTS) -> None:
         if max_reports is not None and (type(max_reports) is not int or max_reports < 1):
@@ -123,13 +59,7 @@ class RiskLog:
 
 
 class RiskTrace:
-    """Writes the risk of answers to the current OpenTelemetry span.
-
-    Create it inside the call. The span is stored because a stream may be read in another context or thread.
-
-    Attributes:
-        span: the current span; ``None`` if the process has not imported OpenTelemetry.
-    """
+    """Writes the risk of answers to the OpenTelemetry span that is current when it is created, inside the call."""
 
     def __init__(self) -> None:
         self.span: Span | None = None
@@ -145,13 +75,24 @@ class RiskTrace:
         """Whether the span still takes attributes."""
         return self.span is not None and self.span.is_recording()
 
-    def record(self, answer: HasReport) -> None:
-        """Add a complete answer."""
-        if self.span is not None and self.span.is_recording() and answer.report is not None:
-            with _lock:  # the calls of a batch may run under the same span
-                totals = _totals.setdefault(self.span, _Totals())
-                totals.add(answer.report)
-                self.span.set_attributes(totals.attributes())
+    def record(self, answer: Any) -> None:
+        """Add a complete answer, whose ``report`` is `None` if a server sent none."""
+        report: RiskReport | None = answer.report
+        if self.span is None or not self.is_recording or report is None:
+            return
+        risks = [severity(span.risk) for span in report.answer_spans if not span.is_unmeasured]
+        with _lock:  # the calls of a batch may run under the same span
+            total, spans, before = _totals.get(self.span, (0.0, 0, {}))
+            total, spans = total + sum(risks), spans + len(risks)
+            attributes = {
+                "cocoa.max_risk": max([before.get("cocoa.max_risk", 0.0), *risks]),
+                "cocoa.mean_risk": total / spans if spans else 0.0,
+                "cocoa.risk_points": before.get("cocoa.risk_points", 0) + report.risk_points,
+                "cocoa.calibrated": before.get("cocoa.calibrated", True) and report.calibrated,
+                "cocoa.answers": before.get("cocoa.answers", 0) + 1,
+            }
+            _totals[self.span] = total, spans, attributes
+            self.span.set_attributes(attributes)
 
     def current(self) -> AbstractContextManager[object]:
         """A context manager in which the span is current again."""
@@ -164,16 +105,7 @@ class RiskTrace:
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a report becomes a score.
-
-    Attributes:
-        name: the name of the score.
-        threshold: the risk from which the label is ``fail``; below it is ``pass``. Without one there is no label.
-        explain: whether the explanation quotes the riskiest claim.
-
-    Raises:
-        ConfigError: the name is empty, or the threshold is not a finite number.
-    """
+    """How a report becomes a score with a label, and an explanation that quotes the riskiest claim."""
 
     name: str = SCORE_NAME
     threshold: float | None = None
@@ -186,10 +118,7 @@ class Scoring:
             Limit(self.threshold)
 
     def score(self, report: RiskReport) -> float:
-        """The highest risk of any span with visible text; the reasoning does not count.
-
-        It is infinite if the risk of a span is not a finite number.
-        """
+        """The highest risk of any span with visible text, infinite if one is not a finite number."""
         return highest(report.spans, "risk")
 
     def label(self, report: RiskReport) -> str | None:

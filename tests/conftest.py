@@ -21,7 +21,7 @@ import torch
 from hypothesis import settings
 
 from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.cli import unfinished
+from cocoa_engine.cli import measured
 from cocoa_engine.model import gguf_tokenizer
 from cocoa_engine.model.embedded import find_embedded_file
 
@@ -40,7 +40,7 @@ with contextlib.suppress(ImportError):
 def cache_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What is made of the tests' random GGUF files, and what interrupted commands leave, is not kept beyond the run."""
     gguf_tokenizer.FOLDER = str(tmp_path_factory.mktemp("gguf"))
-    unfinished.FOLDER = str(tmp_path_factory.mktemp("unfinished"))
+    measured.FOLDER = str(tmp_path_factory.mktemp("unfinished"))
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import equations
@@ -32,17 +32,11 @@ def states(seed: int, *shape: int, spread: float = 3.0) -> torch.Tensor:
     return common + spread * torch.rand((), generator=generator) * torch.randn(shape, generator=generator)
 
 
-# The middle window.
-
-
 @pytest.mark.parametrize(
     ("layers", "window"), [(32, (10, 21)), (30, (10, 20)), (28, (9, 18)), (6, (2, 4)), (3, (1, 2))]
 )
 def test_window_of_known_depths(layers, window):
     assert middle_layers(layers) == window
-
-
-# dis.
 
 
 @pytest.mark.parametrize(
@@ -60,28 +54,17 @@ def test_dis_by_hand(a, b, expected):
     assert disagreement(torch.tensor(a), torch.tensor(b)).item() == pytest.approx(expected, abs=EPS)
 
 
-# Pooling, 1 - p and entropy.
-
-
-def test_pooling_is_the_mean_over_tokens():
+def test_pooling_improbability_and_entropy_by_hand():
     layers = states(3, 4, 5, 8)  # 4 layers, 5 tokens
     by_hand = torch.stack([sum(layer, torch.zeros(8)) / 5 for layer in layers])
     torch.testing.assert_close(equations.mean_pooled(layers), by_hand)
     torch.testing.assert_close(equations.mean_pooled_sum(layers.sum(dim=1), 5), by_hand)
-
-
-def test_improbability_by_hand():
     assert equations.improbability(math.log(0.25)) == pytest.approx(0.75)
     assert equations.improbability(-1e-12) == pytest.approx(1e-12)  # 1 - e^x would lose digits
     assert str(equations.improbability(0.0)) == "0.0"
-
-
-def test_entropy_by_hand():
     log_p = torch.tensor([[0.5, 0.25, 0.25, 0.0], [1.0, 0.0, 0.0, 0.0]]).log()
     torch.testing.assert_close(equations.entropy(log_p), torch.tensor([[1.5 * math.log(2)], [0.0]]))
 
-
-# ConMLDS and fMLDS.
 
 E1, E2, E3 = torch.eye(3)
 HALFWAY = (E1 + E2) / math.sqrt(2)  # 45 degrees from both
@@ -103,60 +86,41 @@ def test_mlds_by_hand(middle, final, con, final_mlds):
     assert f_mlds(middle, final).item() == pytest.approx(final_mlds, abs=EPS)
 
 
-@given(seeds, st.integers(2, 12), st.integers(2, 48))
-def test_mlds_equal_the_sums_written_out(seed, count, width):
-    *middle, final = states(seed, count + 1, width)
-    con = sum(dis(a, b) for a, b in pairwise(middle)) / count
-    final_mlds = sum(dis(a, final) for a in middle) / count
-    assert con_mlds(torch.stack(middle)).item() == pytest.approx(con, abs=EPS)
-    assert f_mlds(torch.stack(middle), final).item() == pytest.approx(final_mlds, abs=EPS)
-    assert -EPS <= con <= 2 * (count - 1) / count + EPS
-    assert -EPS <= final_mlds <= 2 + EPS
-
-
-@given(seeds, st.integers(1, 5))
-def test_mlds_of_several_spans_at_once(seed, spans):
-    layers = states(seed, 5, spans, 16)
-    con, final = con_mlds(layers[:-1]), f_mlds(layers[:-1], layers[-1])
-    assert con.shape == final.shape == (spans,)
+@given(seeds, st.integers(2, 12), st.integers(2, 48), st.integers(1, 5))
+def test_mlds_equal_the_sums_written_out(seed, count, width, spans):
+    """Of several spans at once."""
+    layers = states(seed, count + 1, spans, width)
+    con, final_mlds = con_mlds(layers[:-1]), f_mlds(layers[:-1], layers[-1])
+    assert con.shape == final_mlds.shape == (spans,)
     for span in range(spans):
-        assert con[span].item() == pytest.approx(con_mlds(layers[:-1, span]).item(), abs=EPS)
-        assert final[span].item() == pytest.approx(f_mlds(layers[:-1, span], layers[-1, span]).item(), abs=EPS)
+        *middle, final = layers[:, span]
+        con_of_span = sum(dis(a, b) for a, b in pairwise(middle)) / count
+        final_of_span = sum(dis(a, final) for a in middle) / count
+        assert con[span].item() == pytest.approx(con_of_span, abs=EPS)
+        assert final_mlds[span].item() == pytest.approx(final_of_span, abs=EPS)
+        assert -EPS <= con_of_span <= 2 * (count - 1) / count + EPS
+        assert -EPS <= final_of_span <= 2 + EPS
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_everything_runs_in_float32(dtype):
     layers = states(0, 6, 64).to(dtype)
-    results = [
-        disagreement(layers[0], layers[1]),
-        con_mlds(layers[:-1]),
-        f_mlds(layers[:-1], layers[-1]),
-    ]
-    in_float32 = layers.float()
-    expected = [
-        disagreement(in_float32[0], in_float32[1]),
-        con_mlds(in_float32[:-1]),
-        f_mlds(in_float32[:-1], in_float32[-1]),
-    ]
+    results, expected = (
+        [disagreement(of[0], of[1]), con_mlds(of[:-1]), f_mlds(of[:-1], of[-1])] for of in (layers, layers.float())
+    )
     assert all(result.dtype is torch.float32 for result in results)
     assert torch.equal(torch.stack(results), torch.stack(expected))
 
 
-# log p_S and the scores.
-
-
-@given(st.lists(log_probs, min_size=1, max_size=20))
-def test_span_log_prob(token_log_probs):
-    total = equations.span_log_prob(token_log_probs, "sum")
-    assert total == pytest.approx(math.fsum(token_log_probs), abs=1e-9)
-    assert equations.span_log_prob(token_log_probs, "mean") == pytest.approx(total / len(token_log_probs), abs=1e-9)
-
-
-def test_span_without_tokens_has_no_log_prob():
-    with pytest.raises(ValueError, match="at least one token"):
-        equations.span_log_prob([])
-    with pytest.raises(ValueError, match="at least one token"):
-        equations.span_log_probs([[-1.0], []], "end_mean", [False, True])
+def test_candidates_without_tokens_and_without_ends_are_errors():
+    for call in (
+        lambda: equations.span_log_prob([]),
+        lambda: equations.span_log_probs([[-1.0], []], "end_mean", [False, True]),
+    ):
+        with pytest.raises(ValueError, match="at least one token"):
+            call()
+    with pytest.raises(ValueError, match="1 of 2 candidates"):
+        equations.span_log_probs([[-1.0], [-2.0]], "end_mean", [True])
 
 
 RULES = get_args(equations.SpanLogProb)
@@ -204,7 +168,9 @@ def test_the_penalty_of_many_spans_is_that_of_each():
         alone = [equations.length_penalty(n, rule) for n in lengths.tolist()]
         assert equations.length_penalty(lengths, rule) == pytest.approx(alone)
         for n, penalty in zip(range(1, 8, 3), alone, strict=True):
-            assert equations.span_log_prob([-0.5] * n, rule) == pytest.approx(-0.5 * n / penalty)
+            log_probs_of_span = [-0.5 * at for at in range(1, n + 1)]
+            assert equations.span_log_prob(log_probs_of_span, rule) == pytest.approx(sum(log_probs_of_span) / penalty)
+        assert alone == {"sum": [1.0] * 3, "mean": [1.0, 4.0, 7.0]}.get(rule, alone)
         same = equations.rule_without_rivals(rule)
         assert equations.span_log_prob([-0.5, -2.0], rule) == equations.span_log_prob([-0.5, -2.0], same)
 
@@ -219,11 +185,6 @@ def test_only_greedy_decoding_ends_the_answer_under_greedy_end(ended):
         assert all(equations.may_be_kept(rule, ended))
 
 
-def test_ends_are_given_for_every_candidate():
-    with pytest.raises(ValueError, match="1 of 2 candidates"):
-        equations.span_log_probs([[-1.0], [-2.0]], "end_mean", [True])
-
-
 @pytest.mark.parametrize(
     ("log_prob", "mlds", "alpha", "cocoa", "cocoa_sig"),
     [
@@ -234,28 +195,16 @@ def test_ends_are_given_for_every_candidate():
         (-3.0, 1.5, 0.0, -3.0, -3.0),
     ],
 )
-def test_scores_by_hand(log_prob, mlds, alpha, cocoa, cocoa_sig):
-    assert equations.cocoa(log_prob, mlds, alpha) == pytest.approx(cocoa, abs=1e-12)
-    assert equations.cocoa_sig(log_prob, mlds, alpha) == pytest.approx(cocoa_sig, abs=1e-12)
-
-
-@given(log_probs, mldss)
-def test_alpha_0_ranks_by_log_prob_alone(log_prob, mlds):
-    for method in METHODS.values():
-        assert method.score(log_prob, mlds, 0.0) == log_prob
-
-
-@settings(max_examples=20)
-@given(st.lists(st.tuples(log_probs, mldss), min_size=1, max_size=6), alphas)
-def test_scores_of_tensors_are_those_of_numbers(candidates, alpha):
-    log_prob, mlds = torch.tensor(candidates, dtype=torch.float64).unbind(-1)
-    for score in (equations.cocoa, equations.cocoa_sig):
-        expected = torch.tensor([score(*candidate, alpha) for candidate in candidates], dtype=torch.float64)
-        torch.testing.assert_close(score(log_prob, mlds, alpha), expected)
+def test_scores_by_hand_of_numbers_and_tensors(log_prob, mlds, alpha, cocoa, cocoa_sig):
+    for score, expected in ((equations.cocoa, cocoa), (equations.cocoa_sig, cocoa_sig)):
+        assert score(log_prob, mlds, alpha) == pytest.approx(expected, abs=1e-12)
+        of_tensors = score(*(torch.tensor([value] * 2, dtype=torch.float64) for value in (log_prob, mlds)), alpha)
+        assert of_tensors.tolist() == pytest.approx([expected] * 2, abs=1e-12)
 
 
 @given(log_probs, mldss, alphas)
 def test_each_method_ranks_by_its_equation(log_prob, mlds, alpha):
+    assert all(method.score(log_prob, mlds, 0.0) == log_prob for method in METHODS.values())
     assert METHODS["greedy"].score(log_prob, mlds, alpha) == log_prob
     assert METHODS["cocoa"].score(log_prob, mlds, alpha) == equations.cocoa(log_prob, mlds, alpha)
     assert METHODS["cocoa-sig"].score(log_prob, mlds, alpha) == equations.cocoa_sig(log_prob, mlds, alpha)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 
-from cocoa_engine.garbage import OF_COMMANDS
+from cocoa_engine.memory import OF_COMMANDS
 
 
 def main() -> None:

@@ -22,9 +22,7 @@ from cocoa_engine.cli.output import Terminated, describe_error, print_note
 from cocoa_engine.risk import CalibrationWarning
 from cocoa_engine.safe_text import safe
 
-INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
-TERMINATED = 143  # or SIGTERM
-
+INTERRUPTED, TERMINATED = 130, 143  # what a shell reports for a program that Ctrl-C or SIGTERM ended
 _python_format = warnings.formatwarning
 
 
@@ -37,11 +35,9 @@ class OneLineErrors(TyperGroup):
     # Any: Typer passes click's Context and Command, newer versions those of their own copy of click
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The built-in commands, then the plugins."""
         return list(dict.fromkeys((*super().list_commands(ctx), *commands())))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of this name."""
         command = super().get_command(ctx, cmd_name)
         return load_command(cmd_name) if command is None and cmd_name in commands() else command
 
@@ -50,7 +46,12 @@ class OneLineErrors(TyperGroup):
         args = list(sys.argv[1:] if args is None else args) or ["--help"]
         if not standalone_mode:
             return super().main(args, standalone_mode=False, **options)
-        _prepare_streams()
+        # closed streams are replaced by the null device, and characters that a stream cannot encode by others
+        sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
+        sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
         received: list[int] = []  # SIGTERM, which Typer takes for Ctrl-C
         try:
             with _sigterm_interrupts(received):
@@ -94,15 +95,6 @@ def _sigterm_interrupts(received: list[int]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _prepare_streams() -> None:
-    """Let streams replace characters that they cannot encode, and replace closed streams by the null device."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"cocoa {__version__}")
@@ -122,7 +114,6 @@ def cocoa(
 
 
 def run() -> None:
-    """Run the command line."""
     warnings.formatwarning = _as_one_line
     app(prog_name="cocoa")
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, islice
 from json import dumps, loads
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from cocoa_engine.cli.info import load_engine
 from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.output import Html, Svg, can_redraw, check_writable, output, print_json, print_note, write
+from cocoa_engine.cli.output import Html, Svg, can_redraw, check_writable, live, output, print_json, print_note, write
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.prompting import Request, ask_engine
+from cocoa_engine.cli.prompting import Request
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.rendering.documents import render
@@ -37,6 +35,12 @@ if TYPE_CHECKING:
     from cocoa_engine import SpanStream
 
 
+TOO_RISKY = 3
+"""The exit code of ``--fail-on-risk``."""
+
+_LIMIT: TypeAdapter[float | Literal["auto"]] = TypeAdapter(Literal["auto"] | Annotated[float, Field(ge=0, le=1)])
+
+
 def answer_json(generation: Generation, divided: Generation | None = None) -> str:
     """An answer as JSON, with its verdict, claims and sentences, and the claims to check.
 
@@ -45,19 +49,11 @@ def answer_json(generation: Generation, divided: Generation | None = None) -> st
         divided: the same text divided at its risk points, if ``generation`` is one span. The units are then those of
             ``divided``, without the numbers of their spans, which the JSON does not have.
     """
-    measured = divided or generation
-    left_out = {"spans"} if divided else None
-
-    def plain(units: Sequence[BaseModel]) -> list[Any]:
-        return [loads(unit.model_dump_json(exclude=left_out)) for unit in units]
-
-    record = {
-        **loads(generation.model_dump_json()),
-        "verdict": measured.verdict,
-        "check": plain(measured.check_these()),
-        "claims": plain(measured.claims),
-        "sentences": plain(measured.sentences),
-    }
+    measured, left_out = divided or generation, {"spans"} if divided else None
+    units: dict[str, Sequence[BaseModel]] = {"check": measured.check_these(), "claims": measured.claims}
+    units["sentences"] = measured.sentences
+    record = {**loads(generation.model_dump_json()), "verdict": measured.verdict}
+    record |= {name: [loads(one.model_dump_json(exclude=left_out)) for one in each] for name, each in units.items()}
     return dumps(record, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -76,7 +72,8 @@ def decode_live(
     as on a terminal that cannot redraw lines.
     """
     first = first_span(stream, progress)
-    with _screen(console) if draws else progress.stage("answering") as screen:
+    drawing = live(console, renderable=Text("…"), auto_refresh=False)
+    with drawing if draws else progress.stage("answering") as screen:
         for span in chain(first, stream):
             spans.append(span)
             if isinstance(screen, Live):
@@ -87,28 +84,13 @@ def decode_live(
 
 
 def first_span(stream: SpanStream, progress: Progress) -> list[Span]:
-    """Wait for the first span, if there is one, and show how much of the prompt is read, if it is long."""
+    """The first span, if the prompt is long. How much of it is read is shown."""
     from cocoa_engine.execution.backends.shared_cache import PREFILL_CHUNK
 
-    total = len(stream.prompt)
-    if total <= PREFILL_CHUNK:  # one chunk
+    if (total := len(stream.prompt)) <= PREFILL_CHUNK:
         return []
     with progress.stage("reading", "tokens of the prompt", total, done=lambda: stream.prompt_progress[0]):
         return list(islice(stream, 1))
-
-
-@contextmanager
-def _screen(console: Console) -> Iterator[Live]:
-    """The place of an answer that is drawn over and over."""
-    with Live(Text("…"), console=console, auto_refresh=False, transient=True) as live:
-        console.show_cursor(True)  # it would stay hidden if the process were killed
-        yield live
-
-
-TOO_RISKY = 3
-"""The exit code of ``--fail-on-risk``."""
-
-AUTO: Final = "auto"
 
 
 @with_options()
@@ -139,7 +121,17 @@ def ask(
     With --fail-on-risk, the exit code is 3 if the risk reaches the value.
     """
     check_writable(svg=svg, html=html)
-    limit = None if fail_on_risk is None else _limit(fail_on_risk, config)
+    if fail_on_risk is not None:
+        if config.risk in RAW:
+            raise ConfigError(
+                f"--fail-on-risk takes a risk in [0, 1]; --risk {config.risk} is a raw MLDS: leave it out"
+            )
+        try:
+            limit = _LIMIT.validate_python(fail_on_risk)
+        except ValidationError:
+            raise ConfigError(
+                f"--fail-on-risk takes a number in [0, 1], or auto (got {short_repr(fail_on_risk)})"
+            ) from None
     progress = Progress("ask")
     engine = load_engine(model, loading, calibrator, progress=progress)
     console = output(no_color)
@@ -148,7 +140,7 @@ def ask(
 
     decoded: list[Span] = []
     try:
-        with ask_engine(engine, request, config) as stream:
+        with request.ask(engine, config) as stream:
             draw = partial(spans_text, marks=marks)
             draws = not json and can_redraw(console)
             generation = decode_live(stream, console, decoded, draw, draws=draws, progress=progress)
@@ -176,31 +168,12 @@ def ask(
         write(svg, picture([generation], title=request.question, table=table))
     if html:
         write(html, render([generation], "html", title=request.question))
-    if limit == AUTO:
-        limit = threshold_of(generation)
-    if isinstance(limit, float) and not (risk := risk_of(generation)) < limit:
-        print_note(f"the risk of the answer, {risk:.3f}, reaches --fail-on-risk {limit:g}")
-        raise typer.Exit(TOO_RISKY)
-
-
-def _limit(given: str, config: CocoaConfig) -> float | Literal["auto"]:
-    """The value of ``--fail-on-risk``."""
-    if config.risk in RAW:
-        raise ConfigError(f"--fail-on-risk takes a risk in [0, 1]; --risk {config.risk} is a raw MLDS: leave it out")
-    if given == AUTO:
-        return AUTO
-    try:
-        limit = float(given)
-    except ValueError:
-        limit = math.nan
-    if not 0 <= limit <= 1:
-        raise ConfigError(f"--fail-on-risk takes a number in [0, 1], or auto (got {short_repr(given)})")
-    return limit
-
-
-def threshold_of(generation: Generation) -> float | None:
-    """The threshold of the risk of :func:`risk_of`, as gates use it by default."""
-    return generation.threshold if generation.answer_risk is None else generation.answer_threshold
+    if fail_on_risk is not None:
+        threshold = generation.threshold if generation.answer_risk is None else generation.answer_threshold
+        least, risk = threshold if limit == "auto" else limit, risk_of(generation)
+        if least is not None and not risk < least:
+            print_note(f"the risk of the answer, {risk:.3f}, reaches --fail-on-risk {least:g}")
+            raise typer.Exit(TOO_RISKY)
 
 
 def risk_of(generation: Generation) -> float:
@@ -241,8 +214,8 @@ def compare(
     interrupt: KeyboardInterrupt | None = None
     try:
         with progress.stage("answering", "answers", len(configs)) as stage:
-            for one in configs:
-                with ask_engine(engine, request, one) as stream:
+            for each in configs:
+                with request.ask(engine, each) as stream:
                     first_span(stream, progress)
                     for _ in stream:
                         pass

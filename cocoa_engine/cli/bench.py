@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from functools import partial
 from json import dumps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from cocoa_engine.cli.info import load_engine
 from cocoa_engine.cli.options import OTHER_METHODS, Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.output import output, print_json, print_note
+from cocoa_engine.cli.output import output, plain_table, print_json, print_note
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.rendering.wording import count
 from cocoa_engine.spans import Usage
-
-if TYPE_CHECKING:
-    from cocoa_engine import CocoaEngine
 
 QUESTIONS = (
     "What is the capital of Australia, and when was it founded?",
@@ -58,7 +55,7 @@ def bench(
     questions = list(prompt or QUESTIONS)
     if not all(question.strip() for question in questions):
         raise PromptError("a --prompt is empty")
-    from cocoa_engine.lab.timing import generate, measured_rounds, timed
+    from cocoa_engine.lab.timing import describe, generate, measured_rounds, one_line, ratio, timed
 
     ours = [method.strip() for method in methods.split(",") if method.strip()]
     if not ours:
@@ -99,73 +96,56 @@ def bench(
         interrupt = error
 
     per_token = {name: [seconds[name] for seconds in finished] for name in decoders}
-    of_rounds = {name: all_of[: len(finished) * len(prompts)] for name, all_of in usages.items()}
-    record = _record(engine, per_token, of_rounds, tokens, len(prompts), rounds)
+    of_decoders = {}
+    for name, seconds in per_token.items():
+        of_rounds = usages.get(name, [])[: len(finished) * len(prompts)]
+        kept = sum(usage.completion_tokens for usage in of_rounds)
+        of_decoders[name] = {
+            "ratio": ratio(seconds, per_token[BASE])._asdict(),
+            "seconds_per_token": seconds,
+            "per_kept_token": {
+                field: sum(getattr(usage, field) for usage in of_rounds) / kept for field in PER_TOKEN if kept
+            },
+        }
+    machine, info = describe(), engine.info()
+    record: dict[str, Any] = {
+        "model": info.model_name,
+        "forward": info.forward,
+        "linears": info.linears,
+        "tokens": tokens,
+    }
+    record |= {"prompts": len(prompts), "rounds": rounds, "base": BASE, "decoders": of_decoders, "machine": machine}
+    record["on"] = (
+        f"{info.model_name}, {info.dtype}, {info.device}, {info.forward} forward pass, {info.linears} linear layers: "
+        f"{one_line(machine)}"
+    )
     if json:
         print_json(dumps(record, ensure_ascii=False))
     else:
         console = output(no_color)
-        console.print(_table(record))
+        console.print(_table(record, len(finished)))
         console.print(Text(record["on"], style="dim"))
     if interrupt is not None:
         print_note(f"{len(finished)} of {count(rounds, 'round')} were finished; the output is of these")
         raise interrupt
 
 
-def _record(
-    engine: CocoaEngine,
-    per_token: dict[str, list[float]],
-    usages: dict[str, list[Usage]],
-    tokens: int,
-    prompts: int,
-    rounds: int,
-) -> dict[str, Any]:
-    from cocoa_engine.lab.timing import describe, one_line, ratio
-
-    machine, info = describe(), engine.info()
-    decoders = {}
-    for name, seconds in per_token.items():
-        of_method = usages.get(name, [])
-        kept = sum(usage.completion_tokens for usage in of_method)
-        decoders[name] = {
-            "ratio": ratio(seconds, per_token[BASE])._asdict(),
-            "seconds_per_token": seconds,
-            "per_kept_token": {
-                field: sum(getattr(usage, field) for usage in of_method) / kept for field in PER_TOKEN if kept
-            },
-        }
-    return {
-        "model": info.model_name,
-        "forward": info.forward,
-        "linears": info.linears,
-        "tokens": tokens,
-        "prompts": prompts,
-        "rounds": rounds,
-        "base": BASE,
-        "decoders": decoders,
-        "machine": machine,
-        "on": f"{info.model_name}, {info.dtype}, {info.device}, {info.forward} forward pass, {info.linears} linear "
-        f"layers: {one_line(machine)}",
-    }
-
-
-def _table(record: dict[str, Any]) -> Table:
+def _table(record: dict[str, Any], finished: int) -> Table:
     from cocoa_engine.lab.timing import Spread
 
-    finished, asked = len(record["decoders"][BASE]["seconds_per_token"]), record["rounds"]
-    rounds = asked if finished == asked else f"{finished} of {asked}, incomplete"
+    rounds = f"{finished} of {record['rounds']}, incomplete" if finished < record["rounds"] else finished
     title = f"Per kept token, median (prompts: {record['prompts']}, new tokens: {record['tokens']}, rounds: {rounds})"
-    table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 2, 0, 0))
-    table.add_column("decoder", no_wrap=True)
-    for heading in ("ms", "ratio", "lowest-highest", "forward passes", "risk points"):
-        table.add_column(heading, justify="right")
+    numbers = ("ms", "ratio", "lowest-highest", "forward passes", "risk points")
+    table = plain_table(
+        Column("decoder", no_wrap=True), *(Column(name, justify="right") for name in numbers), title=title
+    )
     for name, decoder in record["decoders"].items():
-        compared = decoder["ratio"]
+        ratio, per_token = decoder["ratio"], decoder["per_kept_token"]
         table.add_row(
             name,
             f"{1000 * Spread.of(decoder['seconds_per_token']).median:.1f}",
-            f"{compared['median']:.2f}",
-            f"{compared['lowest']:.2f}-{compared['highest']:.2f}",
-            *(f"{decoder['per_kept_token'][name]:.2f}" if decoder["per_kept_token"] else "" for name in PER_TOKEN),
+            f"{ratio['median']:.2f}",
+            f"{ratio['lowest']:.2f}-{ratio['highest']:.2f}",
+            *(f"{per_token[field]:.2f}" if per_token else "" for field in PER_TOKEN),
         )
     return table

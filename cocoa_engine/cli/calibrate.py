@@ -15,11 +15,21 @@ from rich.table import Table
 from rich.text import Text
 
 from cocoa_engine.cli.info import load_engine
-from cocoa_engine.cli.labelled import Cache, Chat, Draws, Format, Prompts, Seed, read, teacher_forced
+from cocoa_engine.cli.measured import (
+    Cache,
+    Chat,
+    Draws,
+    Format,
+    Prompts,
+    Seed,
+    fate,
+    measured_answers,
+    read,
+    teacher_forced,
+)
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, file_option, with_options
 from cocoa_engine.cli.output import Overwrite, check_drawable, on_interrupt, output, print_json, print_note, reserved
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.unfinished import fate, measured_answers
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError, ConfigError, DataError
 from cocoa_engine.lab.data import LabelledText, Question, read_questions, sample
@@ -29,12 +39,12 @@ from cocoa_engine.optional import need
 from cocoa_engine.output_files import draft_of, is_stream
 from cocoa_engine.risk.calibrator import RiskCalibrator, Settings
 from cocoa_engine.risk.features import Level
-from cocoa_engine.risk.fitted import Estimate, FittedRisk, Rule, Threshold, Validation
+from cocoa_engine.risk.fitted import Estimate, Rule, Threshold, Validation
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
     from cocoa_engine.lab.cache import CacheFolder
-    from cocoa_engine.lab.fit import FitSettings, LabelledFeatures
+    from cocoa_engine.lab.fit import LabelledFeatures
 
 ANSWER = 10.0
 """The work of an answer to a question, where that of feeding a text is 1."""
@@ -53,10 +63,7 @@ def read_documents(path: Path) -> list[str]:
 
 @dataclass
 class LabelledAnswers:
-    """Where labelled answers come from: options of ``cocoa calibrate``, and what is read from their files.
-
-    ``cache`` is the folder in which what is measured is kept.
-    """
+    """Where labelled answers come from: options of ``cocoa calibrate``, and what is read from their files."""
 
     data: Annotated[Path | None, typer.Option(help="Labelled answers: a file or a folder.")] = None
     questions: Annotated[
@@ -87,10 +94,8 @@ class LabelledAnswers:
     records: list[LabelledText] = field(init=False, default_factory=list)
     asked: list[Question] = field(init=False, default_factory=list)
     texts: list[str] = field(init=False, default_factory=list)
-    cache: CacheFolder | None = field(init=False, default=None)
 
     def read(self) -> None:
-        """Read the files."""
         if self.data is not None:
             self.records = read(self.data, self.format, self.prompts, self.seed)
         if self.questions is not None:
@@ -98,38 +103,45 @@ class LabelledAnswers:
         if self.documents is not None:
             self.texts = read_documents(self.documents)
 
-    def shares(self) -> dict[str, float]:
-        """The stages of :meth:`measured`, and the work of each: that of feeding a text is 1."""
-        from cocoa_engine.lab.self_made import QUESTIONS
-
-        made = (self.prompts or QUESTIONS) if self.self_made else 0
-        return {
-            "feeding answers": len(self.records),
-            "answering questions": ANSWER * (len(self.asked) + made),
-            "feeding texts": made // 2,
-        }
-
     def measured(
-        self, engine: CocoaEngine, config: CocoaConfig, level: Level | None, *, states: bool, progress: Progress
+        self,
+        engine: CocoaEngine,
+        config: CocoaConfig,
+        level: Level | None,
+        *,
+        states: bool,
+        cache: CacheFolder | None,
+        progress: Progress,
+        last: Literal["fitting", "computing"],
     ) -> tuple[dict[Level, LabelledFeatures], dict[Level, str]]:
-        """The features of the answers, and a description of their source, by level."""
-        from cocoa_engine.lab.cache import answers_cache
+        """The features of the answers, and a description of their source, by level. The stage ``last`` follows."""
+        from cocoa_engine.lab.cache import AnswerCache
         from cocoa_engine.lab.fit_calibrator import about_self_made
         from cocoa_engine.lab.forced import ProfileCache
+        from cocoa_engine.lab.heads import PROMPTS
         from cocoa_engine.lab.indicators import Layers
         from cocoa_engine.lab.measured import labelled_features, own_answers, probe_layer
         from cocoa_engine.lab.self_made import QUESTIONS, made_questions, self_made_features
 
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
-        answering = partial(progress.stage, "answering questions", "questions", fate=partial(fate, self.cache))
-        asks = self.questions is not None or self.self_made
-        answers_kept = answers_cache(self.cache, "answers", engine, config) if self.cache and asks else None
+        number = (self.prompts or QUESTIONS) if self.self_made else 0
+        shares = {
+            "feeding answers": len(self.records),
+            "answering questions": ANSWER * (len(self.asked) + number),
+            "feeding texts": number // 2,
+        }
+        reference = {"measuring source attention": ANSWER * PROMPTS} if number and last == "fitting" else {}
+        progress.plan({**shares, last: 0.1 * sum(shares.values()), **reference})
+        answering = partial(progress.stage, "answering questions", "questions", fate=partial(fate, cache))
+        answers_kept = (
+            AnswerCache(cache, "answers", engine, config) if cache and (self.asked or self.self_made) else None
+        )
         features: dict[Level, LabelledFeatures] = {}
         about: dict[Level, str] = {}
         if self.data is not None:
             layer = probe_layer(engine.num_layers) if states else None
-            how_fed: Any = {"chat": self.chat, "layer": layer, "cache": self.cache, "progress": progress}
-            with teacher_forced(engine, self.records, config, **how_fed) as answers:
+            fed: Any = {"chat": self.chat, "layer": layer, "cache": cache, "progress": progress}
+            with teacher_forced(engine, self.records, config, **fed) as answers:
                 features = labelled_features(answers, config, engine.num_layers, states=states)
             how = "as a chat" if self.chat else "plain prompts"
             about = dict.fromkeys(features, f"{self.data.name}, {len(self.records)} given answers, {how}")
@@ -138,7 +150,7 @@ class LabelledAnswers:
                 features["answer"] = own_answers(engine, self.asked, config, cache=answers_kept, advance=stage.advance)
             about["answer"] = f"{self.questions.name}, the model's own answers to {len(self.asked)} questions"
         if self.self_made:
-            made = made_questions(self.texts, self.prompts or QUESTIONS, self.seed)
+            made = made_questions(self.texts, number, self.seed)
             with answering(len(made)) as stage:
                 features = self_made_features(
                     engine,
@@ -147,7 +159,7 @@ class LabelledAnswers:
                     chat=self.chat,
                     seed=self.seed,
                     cache=answers_kept,
-                    known=None if self.cache is None else ProfileCache(self.cache, engine, config, chat=self.chat),
+                    known=None if cache is None else ProfileCache(cache, engine, config, chat=self.chat),
                     advance=stage.advance,
                     feeding=partial(progress.track, "feeding texts", "texts"),
                 )
@@ -158,88 +170,58 @@ class LabelledAnswers:
         return features, about
 
 
-def validation_table(validation: Validation, unit: str) -> Group:
-    """How well a risk ranks and is calibrated, compared with the unfitted baselines."""
-    from cocoa_engine.lab.ranking import caution
+def shown(validation: Validation, unit: str, threshold: Threshold | None) -> list[Table | Text]:
+    """How well a risk ranks and is calibrated, compared with the unfitted baselines, and its threshold."""
+    from cocoa_engine.lab.ranking import Interval, caution
 
-    table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="")
+    def interval(value: Estimate, form: str = ".3f") -> str:
+        return Interval(value.estimate, value.low, value.high).shown(form)
+
     folds = f"; {validation.division}" if validation.division else ""
-    table.title = (
-        f"{validation.items} {unit}s of {validation.prompts} prompts, {validation.hallucinated} hallucinated{folds}"
-    )
-    for name in ("", "AUROC", "risk minus that"):
-        table.add_column(name, overflow="fold")
-    table.add_row("calibrated risk", _interval(validation.auroc), "")
+    title = f"{validation.items} {unit}s of {validation.prompts} prompts, {validation.hallucinated} hallucinated{folds}"
+    table = Table("", "AUROC", "risk minus that", box=None, padding=(0, 2, 0, 0), title=title)
+    table.title_justify, table.title_style = "left", ""
+    for column in table.columns:
+        column.overflow = "fold"
+    table.add_row("calibrated risk", interval(validation.auroc), "")
     for name, baseline in validation.rivals.items():
-        table.add_row(name, _interval(baseline.auroc), _interval(baseline.difference, "+.3f"))
+        table.add_row(name, interval(baseline.auroc), interval(baseline.difference, "+.3f"))
     lines = [
-        f"AUPRC {_interval(validation.auprc)}; Brier {validation.brier:.4f} (base rate "
+        f"AUPRC {interval(validation.auprc)}; Brier {validation.brier:.4f} (base rate "
         f"{validation.brier_of_base_rate:.4f}); ECE {validation.ece:.4f}",
-        caution(validation.prompts),
+        caution(validation.prompts) or "",
     ]
-    return Group(table, *(Text(line) for line in lines if line))
-
-
-def threshold_lines(threshold: Threshold, unit: str) -> list[Text]:
-    """A threshold, and the guarantee of conformal risk control in words."""
-    precision = f"no {unit} is flagged" if threshold.precision is None else f"precision {threshold.precision:.3f}"
-    lines = [
-        f"threshold {threshold.value:.4f} ({threshold.rule}, target {threshold.target:g}): {precision}, recall "
-        f"{threshold.recall:.3f} on {threshold.prompts} prompts"
-    ]
-    if threshold.rule == "conformal":
-        few = f" {threshold.prompts} prompts are too few for a threshold above 0, which flags everything."
+    if threshold is not None:
+        flagged = f"no {unit} is flagged"
+        precision = flagged if threshold.precision is None else f"precision {threshold.precision:.3f}"
         lines.append(
-            f"Guarantee: for a new prompt exchangeable with these {threshold.prompts}, the expected share of "
-            f"hallucinated {unit}s below the threshold is at most {threshold.target:g}. It holds on average over "
-            "prompts, not for each prompt, and for texts measured in the same way."
-            + (few if threshold.target * (threshold.prompts + 1) < 1 else "")
+            f"threshold {threshold.value:.4f} ({threshold.rule}, target {threshold.target:g}): {precision}, recall "
+            f"{threshold.recall:.3f} on {threshold.prompts} prompts"
         )
-    return list(map(Text, lines))
+        if threshold.rule == "conformal":
+            few = f" {threshold.prompts} prompts are too few for a threshold above 0, which flags everything."
+            lines.append(
+                f"Guarantee: for a new prompt exchangeable with these {threshold.prompts}, the expected share of "
+                f"hallucinated {unit}s below the threshold is at most {threshold.target:g}. It holds on average over "
+                "prompts, not for each prompt, and for texts measured in the same way."
+                + (few if threshold.target * (threshold.prompts + 1) < 1 else "")
+            )
+    return [table, *(Text(line) for line in lines if line)]
 
 
-def _interval(value: Estimate, form: str = ".3f") -> str:
-    from cocoa_engine.lab.ranking import Interval
-
-    return Interval(value.estimate, value.low, value.high).shown(form)
+def plot_of(plot: Path, level: Level) -> Path:
+    return plot.with_stem(f"{plot.stem}-{level}")
 
 
-def plot_of(plot: Path | None, level: Level) -> list[Path]:
-    """The file of a level's reliability curve, if one is written."""
-    return [] if plot is None else [plot.with_stem(f"{plot.stem}-{level}")]
-
-
-def draw(validations: Mapping[Level, Validation], plot: Path | None) -> list[Path]:
+def draw(validations: Mapping[Level, Validation], plot: Path) -> list[Path]:
     """Write the reliability curve of each level, and return the files."""
     from cocoa_engine.rendering.plot import reliability_curve
 
-    files = []
-    for level, validation in validations.items():
-        for file in plot_of(plot, level):
-            with draft_of(file) as draft:
-                reliability_curve(validation, level).savefig(draft, format=file.suffix[1:])
-            files.append(file)
+    files = [plot_of(plot, level) for level in validations]
+    for file, (level, validation) in zip(files, validations.items(), strict=True):
+        with draft_of(file) as draft:
+            reliability_curve(validation, level).savefig(draft, format=file.suffix[1:])
     return files
-
-
-def fit(
-    engine: CocoaEngine,
-    config: CocoaConfig,
-    answers: LabelledAnswers,
-    level: Level | None,
-    settings: FitSettings,
-    progress: Progress,
-) -> tuple[RiskCalibrator, list[str]]:
-    """Fit a calibrator, and say what could not be fitted."""
-    from cocoa_engine.lab.fit_calibrator import fit_risks
-    from cocoa_engine.lab.heads import PROMPTS
-
-    shares = answers.shares()
-    reference = {"measuring source attention": ANSWER * PROMPTS} if answers.self_made else {}
-    progress.plan({**shares, "fitting": 0.1 * sum(shares.values()), **reference})
-    features, about = answers.measured(engine, config, level, states=settings.probe, progress=progress)
-    with progress.stage("fitting"):
-        return fit_risks(engine, config, features, about, settings)
 
 
 def keep_own_reference(engine: CocoaEngine, out: Path, cache: CacheFolder | None, progress: Progress) -> None:
@@ -259,7 +241,6 @@ def keep_own_reference(engine: CocoaEngine, out: Path, cache: CacheFolder | None
 
 
 def as_fitted(config: CocoaConfig, fitted: Settings, check: object) -> CocoaConfig:
-    """The settings that a calibrator was fitted with."""
     wanted = {name: getattr(fitted, name) for name in FITTED_SETTINGS}
     refused = f"the calibrator {check} was fitted {{}}: it cannot be evaluated with {{}}. Leave the option out."
     for name, value in wanted.items():
@@ -274,53 +255,38 @@ def as_fitted(config: CocoaConfig, fitted: Settings, check: object) -> CocoaConf
     return config.replace(**wanted)
 
 
-def check_calibrator(
-    engine: CocoaEngine,
-    config: CocoaConfig,
+def checked(
     calibrator: RiskCalibrator,
-    name: str,
+    check: str,
+    features: Mapping[Level, LabelledFeatures],
     answers: LabelledAnswers,
-    level: Level | None,
     draws: int,
-    progress: Progress,
 ) -> dict[Level, Validation]:
-    """Evaluate a calibrator, by the ``name`` of its file, with the settings that it was fitted with."""
+    """Evaluate the risks of the calibrator ``check``. Questions that all lack a passage have that of short prompts."""
     from cocoa_engine.lab.fit import risks_of, validate
     from cocoa_engine.lab.measured import LEVELS
 
-    engine = engine.with_calibrator(calibrator)
-    shares = answers.shares()
-    progress.plan({**shares, "computing": 0.1 * sum(shares.values())})
-    features, _ = answers.measured(engine, config, level, states=calibrator.probe is not None, progress=progress)
+    closed_book = answers.asked and all(question.context is None for question in answers.asked)
+    risks = {"span": calibrator.span, "answer": (calibrator.closed_book if closed_book else None) or calibrator.answer}
     validations: dict[Level, Validation] = {}
-    alike: dict[Level, str] = {}
-    with progress.stage("computing"):
-        for unit in LEVELS:
-            if (items := features.get(unit)) is None:
-                continue
-            if items.labels.all() or not items.labels.any():
-                alike[unit] = f"all are {'hallucinated' if items.labels.any() else 'supported'}"
-            elif (risk := _risk_of(calibrator, unit, answers)) is not None:
-                risks = risks_of(risk, items, calibrator.probe)
-                validations[unit] = validate(items, risks, draws=draws, seed=answers.seed)
+    alike = {}
+    for unit in LEVELS:
+        if (items := features.get(unit)) is None:
+            continue
+        if items.labels.all() or not items.labels.any():
+            alike[unit] = f"all are {'hallucinated' if items.labels.any() else 'supported'}"
+        elif (risk := risks[unit]) is not None:
+            of_items = risks_of(risk, items, calibrator.probe)
+            validations[unit] = validate(items, of_items, draws=draws, seed=answers.seed)
     if not validations:
         reasons = "; ".join(f"{unit}s: {reason}" for unit, reason in alike.items())
-        raise CalibrationError(f"{name} has no risk of a level that can be ranked here{reasons and f' ({reasons})'}.")
+        raise CalibrationError(f"{check} has no risk of a level that can be ranked here{reasons and f' ({reasons})'}.")
     for unit, reason in alike.items():
         print_note(f"{unit}s are left out: {reason}")
     return validations
 
 
-def _risk_of(calibrator: RiskCalibrator, level: Level, answers: LabelledAnswers) -> FittedRisk | None:
-    """The fitted risk to evaluate: for questions that all lack a passage, that of short prompts."""
-    if level == "span":
-        return calibrator.span
-    is_closed_book = answers.asked and all(question.context is None for question in answers.asked)
-    return (calibrator.closed_book if is_closed_book else None) or calibrator.answer
-
-
 def _share(text: str) -> Any:
-    """An option that chooses a threshold by a share."""
     return typer.Option(min=0, max=1, help=f"Choose {text}")
 
 
@@ -384,35 +350,30 @@ def calibrate(
     and attention on it, and with --probe a direction of the hidden states. The risk is validated on prompts left out
     of the fit, and compared with unfitted baselines.
     """
-    rules: dict[Rule, float | None] = {
-        "precision": precision,
-        "recall": recall,
-        "specificity": specificity,
-        "conformal": miss,
-    }
+    rules: dict[Rule, float | None] = {"precision": precision, "recall": recall}
+    rules |= {"specificity": specificity, "conformal": miss}
     thresholds = [(rule, target) for rule, target in rules.items() if target is not None]
-    if len(thresholds) > 1:
-        raise ConfigError("--precision, --recall, --specificity and --miss each choose the threshold: give one of them")
-    if (out is None) == (check is None):
-        raise ConfigError("give either --out FILE to fit a calibrator, or --check FILE to evaluate one")
-    if check is not None and (thresholds or probe):
-        raise ConfigError("--check evaluates a calibrator as it is: a threshold cannot be chosen, nor a probe fitted")
-    if answers.data is None and answers.questions is None and not answers.self_made:
-        raise ConfigError(
-            "give --data PATH with labelled answers, --questions FILE for the model to answer, both, or --self"
-        )
-    if answers.self_made and (answers.data is not None or answers.questions is not None):
-        raise ConfigError("--self makes its own questions: leave out --data and --questions")
-    if answers.documents is not None and not answers.self_made:
-        raise ConfigError("--documents is for --self, which asks questions about them")
-    if probe and answers.data is None:
-        raise ConfigError("--probe needs --data PATH with answers whose hallucinated parts are labelled")
+    given, asked, own = answers.data is not None, answers.questions is not None, answers.self_made
+    checks = check is not None
+    for is_wrong, message in (
+        (thresholds[1:], "--precision, --recall, --specificity and --miss each choose the threshold: give one of them"),
+        ((out is None) != checks, "give either --out FILE to fit a calibrator, or --check FILE to evaluate one"),
+        (checks and (thresholds or probe),
+         "--check evaluates a calibrator as it is: a threshold cannot be chosen, nor a probe fitted"),
+        (not (given or asked or own),
+         "give --data PATH with labelled answers, --questions FILE for the model to answer, both, or --self"),
+        (own and (given or asked), "--self makes its own questions: leave out --data and --questions"),
+        (answers.documents is not None and not own, "--documents is for --self, which asks questions about them"),
+        (probe and not given, "--probe needs --data PATH with answers whose hallucinated parts are labelled"),
+    ):  # fmt: skip
+        if is_wrong:
+            raise ConfigError(message)
     known = None if check is None else RiskCalibrator.load(check)
     if known is not None:
         config = as_fitted(config, known.settings, check)
     need("sklearn", extra="risk", what="cocoa calibrate")
     from cocoa_engine.lab.fit import FitSettings  # torch: not for every `cocoa --help`
-    from cocoa_engine.lab.fit_calibrator import verdict
+    from cocoa_engine.lab.fit_calibrator import fit_risks, verdict
 
     threshold = thresholds[0] if thresholds else None
     settings = FitSettings(
@@ -424,41 +385,43 @@ def calibrate(
         check_drawable("plot", plot)
     answers.read()
     levels: list[Level] = ["span", "answer"] if level is None else [level]
-    files = [*([] if out is None else [out]), *(file for unit in levels for file in plot_of(plot, unit))]
+    files = [*([] if out is None else [out]), *([] if plot is None else [plot_of(plot, unit) for unit in levels])]
     with reserved(*files, overwrite=overwrite), measured_answers(context, cache) as kept:
-        answers.cache = kept
         progress = Progress("calibrate")
         engine = load_engine(model, loading, progress=progress).without_calibrator()
-        parts: list[Group | Text] = []
+        measured = partial(answers.measured, config=config, level=level, cache=kept, progress=progress)
+        chosen: dict[Level, Threshold | None] = {}
+        notes: list[str] = []
         if known is not None:
-            validations = check_calibrator(engine, config, known, str(check), answers, level, draws, progress)
+            states = known.probe is not None
+            features, _ = measured(engine.with_calibrator(known), states=states, last="computing")
+            with progress.stage("computing"):
+                validations = checked(known, str(check), features, answers, draws)
         else:
             assert out is not None
-            calibrator, notes = fit(engine, config, answers, level, settings, progress)
+            features, about = measured(engine, states=probe, last="fitting")
+            with progress.stage("fitting"):
+                calibrator, notes = fit_risks(engine, config, features, about, settings)
             calibrator.save(out)
             if answers.self_made:
                 keep_own_reference(engine, out, kept, progress)
-            fitted = {unit: risk for unit in levels if (risk := getattr(calibrator, unit)) is not None}
-            validations = {unit: risk.validation for unit, risk in fitted.items()}
+            risks = {unit: risk for unit in levels if (risk := getattr(calibrator, unit)) is not None}
+            validations = {unit: risk.validation for unit, risk in risks.items()}
+            chosen = {unit: risk.threshold for unit, risk in risks.items()}
         verdicts = {unit: verdict(validation, unit) for unit, validation in validations.items()}
-        written = [*([] if out is None else [out]), *draw(validations, plot)]
+        written = [*([] if out is None else [out]), *([] if plot is None else draw(validations, plot))]
         if json and known is None:
             print_json(calibrator.model_dump_json())
         elif json:
-            record = {
-                unit: {**validation.model_dump(), "verdict": verdicts[unit].finding}
-                for unit, validation in validations.items()
+            found = {
+                unit: {**validations[unit].model_dump(), "verdict": each.finding} for unit, each in verdicts.items()
             }
-            print_json(dumps(record))
+            print_json(dumps(found))
         else:
-            for unit, validation in validations.items():
-                parts.append(validation_table(validation, unit))
-                if known is None and (chosen := fitted[unit].threshold) is not None:
-                    parts += threshold_lines(chosen, unit)
-            parts += [] if known is not None else map(Text, notes)
-            parts += [Text(f"Written to {', '.join(map(str, written))}.")] if written else []
-            parts += [] if known is None else [Text(each.sentence) for each in verdicts.values()]
-            output(no_color).print(Group(*parts))
+            parts = [part for unit, each in validations.items() for part in shown(each, unit, chosen.get(unit))]
+            lines = [*notes, *([f"Written to {', '.join(map(str, written))}."] if written else [])]
+            lines += [each.sentence for each in verdicts.values()] if known is not None else []
+            output(no_color).print(Group(*parts, *map(Text, lines)))
         poor = [each for each in verdicts.values() if each.finding != "holds"]
         if known is None:
             for each in poor:

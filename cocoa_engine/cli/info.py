@@ -6,11 +6,11 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.output import output, print_json
+from cocoa_engine.cli.output import output, plain_table, print_json
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.model import load_options
 from cocoa_engine.runtime import Runtime
@@ -18,9 +18,6 @@ from cocoa_engine.safe_text import safe
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
-
-NO_CALIBRATOR = "none"
-"""The value of ``--calibrator`` that loads none."""
 
 
 def load_engine(
@@ -31,7 +28,7 @@ def load_engine(
     progress: Progress,
     **of_runtime: Any,
 ) -> CocoaEngine:
-    """Load a model. torch and transformers are imported here, so that ``--help`` and errors in settings are fast."""
+    """Load a model. Only here are torch and transformers imported, so that ``--help`` and bad input are fast."""
     declared = declared_options(model, options, calibrator, **of_runtime)
     named = "the embedded model" if model is None else Path(model).name if Path(model).exists() else model
     with progress.stage(f"loading {named} (slower the first time)"):
@@ -66,34 +63,27 @@ def declared_options(
         runtime=Runtime(forward=options.forward, weights=options.weights, **of_runtime),
         allow_pickle=options.allow_pickle,
         trust_remote_code=options.trust_remote_code,
-        calibrator=None if named == NO_CALIBRATOR else named,
+        calibrator=None if named == "none" else named,
     )
 
 
 @with_options()
-def info(
-    loading: LoadOptions,
-    model: Model = None,
-    json: Json = False,
-    no_color: NoColor = False,
-) -> None:
+def info(loading: LoadOptions, model: Model = None, json: Json = False, no_color: NoColor = False) -> None:
     """Describe a model: its layers, its middle window, and how its branches run."""
-    found = load_engine(model, loading, progress=Progress("info")).info()
+    about = load_engine(model, loading, progress=Progress("info")).info()
     if json:
-        print_json(found.model_dump_json())
+        print_json(about.model_dump_json())
         return
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in found.model_dump().items():
-        lacking = "none" if name == "native_obstacle" else "unknown"
-        table.add_row(name.replace("_", " "), Text(lacking if value is None else _shown(value)))
+    table = plain_table(Column(style="bold", no_wrap=True), Column(overflow="fold"))
+    for name, value in about.model_dump().items():
+        match value:
+            case None:
+                shown = "none" if name == "native_obstacle" else "unknown"
+            case bool():
+                shown = "yes" if value else "no"
+            case tuple() | list():
+                shown = "..".join(map(str, value))
+            case _:
+                shown = f"{value:,}" if isinstance(value, int) else safe(str(value))
+        table.add_row(name.replace("_", " "), Text(shown))
     output(no_color).print(table)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple | list):
-        return "..".join(str(part) for part in value)
-    return f"{value:,}" if isinstance(value, int) else safe(str(value))

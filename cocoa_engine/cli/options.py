@@ -25,8 +25,7 @@ GROUP = "cocoa.commands"
 """The group of entry points for commands of other packages."""
 
 RUNNERS = "cocoa.runners"
-"""The group of entry points for running a command elsewhere, as on a cluster. Each is named after the function of its
-command."""
+"""The group of entry points for running a command elsewhere, as on a cluster. Each has the name of its command."""
 
 BUILT_IN = {
     "ask": "ask",
@@ -73,10 +72,8 @@ def load_command(name: str) -> Any:
 
 
 def runner_options(command: str) -> Callable[..., Runner] | None:
-    """The function whose parameters are the options of what may run a command elsewhere; `None` if there is none.
-
-    It returns what runs the command; `None` to run it here.
-    """
+    """The function with the options of what may run a command elsewhere, if there is one. It returns the runner, or
+    `None` to run the command here."""
     for entry in entry_points(group=RUNNERS, name=command):
         with suppress(ImportError):
             options: Callable[..., Runner] = entry.load()
@@ -92,9 +89,7 @@ OTHER_METHODS = ("dola_layers", "dola_relative_top", "decore_heads", "decore_mas
 
 _DECLARED = load_options.LoadOptions.model_fields
 
-MODEL_HELP = _DECLARED["model_name"].description
-
-Model = Annotated[str | None, typer.Option(help=MODEL_HELP)]
+Model = Annotated[str | None, typer.Option(help=_DECLARED["model_name"].description)]
 NoColor = Annotated[
     bool,
     typer.Option(
@@ -122,49 +117,50 @@ Json = Annotated[bool, typer.Option("--json", help="Print the whole result as JS
 
 
 def file_option(help: str, *flags: str, **options: Any) -> Any:
-    """An option whose value is a file."""
     return typer.Option(*flags, metavar="FILE", dir_okay=False, help=help, **options)
 
 
-def _loading(help: str | None, *flags: str, **options: Any) -> Any:
-    """An option for loading a model."""
-    return typer.Option(*flags, help=help, rich_help_panel=LOADING, **options)
-
-
-def _declared(name: str, *flags: str, metavar: str | None = None) -> Any:
-    """The option of the command line for a declared loading option."""
-    return _loading(_DECLARED[name].description, *flags, metavar=metavar)
+def _loading(name: str, *flags: str, help: str | None = None, **options: Any) -> Any:
+    """An option for loading a model. Its help is that of the declared one, if it is not given."""
+    return typer.Option(*flags, help=help or _DECLARED[name].description, rich_help_panel=LOADING, **options)
 
 
 @dataclass(frozen=True)
 class LoadOptions:
     """How a model is loaded. The options of the engine are declared in :mod:`cocoa_engine.model.load_options`."""
 
-    tokenizer: Annotated[str | None, _declared("tokenizer_name", metavar="NAME")] = None
+    tokenizer: Annotated[str | None, _loading("tokenizer_name", metavar="NAME")] = None
     revision: Annotated[
-        str | None, _loading("Branch, tag or commit of a model on the Hub. Default: main.", metavar="NAME")
+        str | None,
+        _loading("revision", help="Branch, tag or commit of a model on the Hub. Default: main.", metavar="NAME"),
     ] = None
-    dtype: Annotated[str, _declared("dtype")] = default_of("dtype")
-    device_map: Annotated[str, _declared("device_map")] = default_of("device_map")
+    dtype: Annotated[str, _loading("dtype")] = default_of("dtype")
+    device_map: Annotated[str, _loading("device_map")] = default_of("device_map")
     forward: Annotated[
         str,
         _loading(
-            "modules: always run Hugging Face's modules, even for models that the faster lean pass supports.",
+            "forward",
+            help="modules: always run Hugging Face's modules, even for models that the faster lean pass supports.",
             metavar="auto|modules",
         ),
     ] = "auto"
     weights: Annotated[
         str,
         _loading(
-            "float32: unpack a GGUF file, to four bytes for each weight. q8_0, q4_k: quantise a safetensors "
+            "weights",
+            help="float32: unpack a GGUF file, to four bytes for each weight. q8_0, q4_k: quantise a safetensors "
             "checkpoint while it is loaded, to about 8.5 and 4.5 bits for each weight. For a CPU; it changes answers.",
             metavar="stored|float32|q8_0|q4_k",
         ),
     ] = "stored"
-    threads: Annotated[int | None, _loading("Number of CPU threads. Default: torch's choice.", min=1, max=4096)] = None
-    allow_pickle: Annotated[bool, _declared("allow_pickle", "--allow-pickle")] = False
-    trust_remote_code: Annotated[bool, _declared("trust_remote_code", "--trust-remote-code")] = False
-    debug: Annotated[bool, _loading("Show tracebacks and the libraries' own messages.", "--debug")] = False
+    threads: Annotated[
+        int | None, _loading("threads", help="Number of CPU threads. Default: torch's choice.", min=1, max=4096)
+    ] = None
+    allow_pickle: Annotated[bool, _loading("allow_pickle", "--allow-pickle")] = False
+    trust_remote_code: Annotated[bool, _loading("trust_remote_code", "--trust-remote-code")] = False
+    debug: Annotated[bool, _loading("debug", "--debug", help="Show tracebacks and the libraries' own messages.")] = (
+        False
+    )
 
 
 def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -172,34 +168,32 @@ def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., No
     dataclasses, such as ``LoadOptions``.
 
     Settings and dataclasses become one option per field, and the function receives the object built from the options. A
-    ``Model`` can be given as an option and as an argument. A parameter ``runner: Runner`` becomes the options of the
-    plug-in that may run the command elsewhere.
+    ``Model`` can be given as an option and as an argument. A ``Runner`` becomes the options of the plug-in that may run
+    the command elsewhere.
     Decoding options are passed on as text, so that bad values raise :class:`~cocoa_engine.errors.ConfigError`.
 
     Args:
         *only: the settings that the command takes. Default: all.
     """
-    settings = only or tuple(CocoaConfig.model_fields)
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        runner = runner_options(function.__name__)
         parameters: list[inspect.Parameter] = []
         groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
-        for parameter in inspect.signature(function, eval_str=True).parameters.values():
-            group: tuple[Callable[..., Any], list[inspect.Parameter]] | None = None
+        for parameter in _parameters(function):
+            build: Callable[..., Any] | None = None
+            own = [parameter]
             if parameter.annotation is CocoaConfig:
-                group = _config, [_config_option(name) for name in settings]
-            elif hasattr(parameter.annotation, "__dataclass_fields__"):
-                group = parameter.annotation, _parameters(parameter.annotation)
+                build, own = _config, [_setting(name) for name in only or CocoaConfig.model_fields]
             elif parameter.annotation == Model:
-                group = _model, _MODEL_OPTIONS
+                build, own = _model, _parameters(_model)
             elif parameter.annotation == Runner:
-                group = (runner, _parameters(runner)) if runner else None
-            else:
-                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-            if group is not None:
-                parameters += group[1]
-                groups[parameter.name] = group[0], [option.name for option in group[1]]
+                build = runner_options(function.__name__)
+                own = _parameters(build) if build else []
+            elif hasattr(parameter.annotation, "__dataclass_fields__"):
+                build, own = parameter.annotation, _parameters(parameter.annotation)
+            parameters += own
+            if build is not None:
+                groups[parameter.name] = build, [option.name for option in own]
 
         def command(**given: Any) -> None:
             built = {
@@ -221,8 +215,13 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
 
 
-def _model(positional_model: str | None, model: str | None) -> str | None:
-    """The model that was given in either way."""
+def _model(
+    positional_model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="The same as --model.", show_default=False)
+    ] = None,
+    model: Model = None,
+) -> str | None:
+    """The model, as an argument after the others of the command or as ``--model``."""
     if model is not None and positional_model not in (None, model):
         raise ConfigError(
             f"two models are given: --model {model} and the argument {positional_model!r}. Give one of them"
@@ -230,34 +229,32 @@ def _model(positional_model: str | None, model: str | None) -> str | None:
     return positional_model if model is None else model
 
 
-def _option(name: str, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+def _kind(name: str) -> Any:
+    annotation = CocoaConfig.model_fields[name].annotation
+    return get_args(annotation)[0] if type(None) in get_args(annotation) else annotation
 
 
-_MODEL_OPTIONS = [
-    _option(
-        "positional_model",
-        Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The same as --model.", show_default=False)],
-    ),
-    _option("model", Model),
-]
-"""The model as an argument after the others of the command, and as ``--model``."""
-
-
-def _config_option(name: str) -> inspect.Parameter:
+def _setting(name: str) -> inspect.Parameter:
     """The option of a setting. Its default is "not given", since the config declares the default."""
-    field = CocoaConfig.model_fields[name]
-    kind = _kind(name)
+    field, kind = CocoaConfig.model_fields[name], _kind(name)
     repeatable = ... in get_args(kind)
     default = "" if field.default in (None, ()) else f" [default: {field.default}]"
+    if repeatable:
+        metavar = "TEXT"
+    elif get_origin(kind) is Literal:
+        metavar = "|".join(get_args(kind))
+    else:
+        parts = get_args(kind) if get_origin(kind) is tuple else [kind]
+        metavar = ",".join(part.__name__.upper() for part in parts)
     option = typer.Option(
         f"--{name.replace('_', '-')}",
         help=escape(f"{field.description}{default}{' Repeatable.' if repeatable else ''}"),
-        metavar="TEXT" if repeatable else _metavar(kind),
+        metavar=metavar,
         show_default=False,
         rich_help_panel=DECODING,
     )
-    return _option(name, Annotated[(list[str] if repeatable else str) | None, option])
+    annotation: Any = Annotated[(list[str] if repeatable else str) | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _config(**given: Any) -> CocoaConfig:
@@ -267,17 +264,3 @@ def _config(**given: Any) -> CocoaConfig:
         if isinstance(value, str) and get_origin(_kind(name)) is tuple:
             settings[name] = re.split(r",|(?<=\d)-", value)  # the evaluation harness writes tuples as 10-20
     return CocoaConfig(**settings)
-
-
-def _kind(name: str) -> Any:
-    """The type of a setting that is not `None`."""
-    annotation = CocoaConfig.model_fields[name].annotation
-    return get_args(annotation)[0] if type(None) in get_args(annotation) else annotation
-
-
-def _metavar(kind: Any) -> str:
-    """The placeholder of an option's value in the help: its choices, or its type."""
-    if get_origin(kind) is Literal:
-        return "|".join(get_args(kind))
-    parts = get_args(kind) if get_origin(kind) is tuple else [kind]
-    return ",".join(part.__name__.upper() for part in parts)

@@ -9,20 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.live import Live
 from rich.segment import Segment
+from rich.table import Column, Table
 
 from cocoa_engine.cli.options import file_option
 from cocoa_engine.errors import MESSAGE_LIMIT, CocoaError, ConfigError
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import is_stream, locked, require_writable, write_file
 from cocoa_engine.safe_text import bounded, safe, safe_json
-
-BAD_INPUT = 2
-"""The exit code of errors that other input, options or settings avoid."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -54,19 +53,35 @@ def can_redraw(console: Console) -> bool:
     return console.file.isatty() and not console.is_dumb_terminal
 
 
+def plain_table(*columns: Column | str, title: str | None = None) -> Table:
+    """A table without lines. Without headings it has no head."""
+    heads = any(isinstance(column, str) or column.header for column in columns)
+    return Table(
+        *columns, title=title, title_justify="left", title_style="", show_header=heads, box=None, padding=(0, 2, 0, 0)
+    )
+
+
+@contextmanager
+def live(console: Console, **options: Any) -> Iterator[Live]:
+    """A part of a terminal that is drawn over and over, and cleared at the end."""
+    with Live(console=console, transient=True, **options) as part:
+        console.show_cursor(True)  # it would stay hidden if the process were killed
+        yield part
+
+
 def print_note(message: str) -> None:
     """Print one line on stderr, apart from the command's output."""
     print("cocoa:", safe(" ".join(message.split())), file=sys.stderr)
 
 
 def describe_error(error: Exception) -> tuple[str, int]:
-    """An error as one line of bounded length, and the exit code of a command that it ends."""
+    """An error as one line of bounded length, and the exit code of a command that it ends: 2 for bad input."""
     # usage errors are typer's own, or click's in earlier versions; both have format_message
     format_message = getattr(error, "format_message", None)
     if format_message:
-        return f"{bounded(format_message(), MESSAGE_LIMIT)} (see --help)", BAD_INPUT
+        return f"{bounded(format_message(), MESSAGE_LIMIT)} (see --help)", 2
     if isinstance(error, CocoaError):
-        return str(error), BAD_INPUT
+        return str(error), 2
     return f"{type(error).__name__}: {bounded(str(error), MESSAGE_LIMIT)} (--debug shows where)", 1
 
 
@@ -102,23 +117,22 @@ def check_writable(*given: Path | None, **files: Path | None) -> None:
         *given: the files that the command reads, which must not be replaced.
         **files: each file to write by the name of its option.
     """
-    others = [each for each in given if each]
+
+    def is_same(file: Path, other: Path) -> bool:  # one regular file, through links too
+        if file.exists() and other.exists():
+            return file.is_file() and file.samefile(other)
+        return file.absolute() == other.absolute()
+
+    others = [file for file in given if file]
     for option, file in files.items():
         if file:
-            if any(_is_same(file, other) for other in others):
+            if any(is_same(file, other) for other in others):
                 raise ConfigError(f"--{option} {file} is also another file of this command: name a new file")
             others.append(file)
             try:
                 require_writable(file)
             except ConfigError as error:
                 raise ConfigError(f"--{option} {error}") from None
-
-
-def _is_same(file: Path, other: Path) -> bool:
-    """Whether two paths name one regular file, through links too."""
-    if file.exists() and other.exists():
-        return file.is_file() and file.samefile(other)
-    return file.absolute() == other.absolute()
 
 
 def check_drawable(option: str, file: Path) -> None:
@@ -142,18 +156,13 @@ def reserved(*files: Path, overwrite: bool) -> Iterator[None]:
         for file in files:
             if is_stream(file):
                 continue
-            make_folder(file.parent)
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                TemporaryFile(dir=file.parent).close()
+            except OSError as error:
+                raise ConfigError(f"the folder {file.parent} cannot be written to: {error.strerror}") from error
             if file.exists() and not overwrite:
                 raise ConfigError(f"{file} exists: name another file, or replace it with --overwrite")
             require_writable(file)
             stack.enter_context(locked(file))
         yield
-
-
-def make_folder(folder: Path) -> None:
-    """Create a folder for results."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ConfigError(f"the folder {folder} cannot be written to: {error.strerror}") from error

@@ -6,15 +6,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import TypeVar
 
-from rich.live import Live
+from rich.console import Console
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cocoa_engine.cli.output import can_redraw, on_interrupt, progress_console
+from cocoa_engine.cli.output import can_redraw, live, on_interrupt, progress_console
 from cocoa_engine.safe_text import safe
 
 ItemT = TypeVar("ItemT")
@@ -41,12 +42,11 @@ class Stage:
     def __init__(self, name: str, unit: str = "", total: int = 0, done: Callable[[], int] | None = None) -> None:
         self.name, self.unit, self.total = name, unit, total
         self._done, self._counted = 0, done
-        self._began = self._since = time.monotonic()
+        self.began = self.since = time.monotonic()  # the end of the last item, or of what was done between two
         self._samples: list[tuple[float, int]] = []  # seconds, and the items that were done in them
 
     @property
     def done(self) -> int:
-        """The number of items done."""
         if self._counted is not None:
             self.at(self._counted(), self.total)
         return self._done
@@ -59,20 +59,9 @@ class Stage:
         """Set the number of items done, and of all items."""
         now = time.monotonic()
         if done > self._done:
-            self._samples.append((now - self._since, done - self._done))
-            self._since = now
+            self._samples.append((now - self.since, done - self._done))
+            self.since = now
         self._done, self.total = done, total
-
-    def resume(self) -> None:
-        """Leave out the time since the last item, in which something else was done."""
-        self._since = time.monotonic()
-
-    def describe(self, left: float | None) -> str:
-        """What is done, how many of how many, and the time left, or the time so far if that is not known."""
-        counts = f"{self.done:,} of {self.total:,} {self.unit}" if self.total else self.name
-        if not left:  # not known, or a step takes longer than those before
-            return f"{counts}, {_duration(time.monotonic() - self._began)} so far"
-        return f"{counts}, {_duration(left)} left"
 
     def share(self) -> float:
         """The share of the items that are done, in [0, 1]."""
@@ -87,10 +76,6 @@ class Stage:
         usual = sum(seconds * seconds / items for seconds, items in samples) / passed
         worked = [(seconds, items) for seconds, items in samples if seconds / items >= CHEAP * usual]
         return self.total * sum(seconds for seconds, _ in worked) / sum(items for _, items in worked)
-
-    def seconds_left(self, whole: float) -> float:
-        """The time that the other items take, where all take ``whole`` seconds."""
-        return max(0.0, whole * (1 - self.share()) - (time.monotonic() - self._since))
 
 
 class Progress:
@@ -130,41 +115,32 @@ class Progress:
         """
         stage = Stage(name, unit, total, done)
         note = fate and on_interrupt(lambda: f"{name}: {stage.done} of {stage.total} were done; {fate()}")
-        shown = can_redraw(progress_console())
+        console = progress_console()
+        shown: AbstractContextManager[object] = nullcontext()
+        if not self._stages and can_redraw(console):
+            # what the command prints on stdout must not go through this console
+            drawn = partial(self._drawn, console)
+            shown = live(console, get_renderable=drawn, redirect_stdout=False, refresh_per_second=4)
+        elif not self._stages:
+            shown = self._lines()
         self._stages.append(stage)
         try:
-            with note or nullcontext(), nullcontext() if self._stages[1:] else self._bar() if shown else self._lines():
+            with note or nullcontext(), shown:
                 yield stage
         finally:
             self._stages.pop()
             if self._stages:
-                self._stages[-1].resume()
+                self._stages[-1].since = time.monotonic()
             share = self._plan.pop(name, 0.0)
             self._finished += share
             if share and (seconds := stage.seconds()) is not None:
                 self._pace = seconds / share
 
     def track(self, name: str, unit: str, items: Sequence[ItemT]) -> Iterator[ItemT]:
-        """Yield some items, and show how many were taken as a stage."""
         with self.stage(name, unit, len(items)) as stage:
             for item in items:
                 yield item
                 stage.advance()
-
-    @contextmanager
-    def _bar(self) -> Iterator[None]:
-        console = progress_console()
-        # what the command prints on stdout must not go through this console
-        live = Live(
-            get_renderable=lambda: self._drawn(console.width),
-            console=console,
-            transient=True,
-            redirect_stdout=False,
-            refresh_per_second=4,
-        )
-        with live:
-            console.show_cursor(True)  # it would stay hidden if the process were killed
-            yield
 
     @contextmanager
     def _lines(self) -> Iterator[None]:
@@ -185,9 +161,21 @@ class Progress:
             thread.join(1.0)  # it waits where nobody reads stderr
 
     def describe(self) -> str:
-        """The innermost stage, and the time left for this and the later ones."""
-        stages = self._stages[:]
-        return stages[-1].describe(self._left(stages[-1])) if stages else ""
+        """The innermost stage, and the time left for it and the later ones, or its time so far if that is not known."""
+        if not (stages := self._stages[:]):
+            return ""
+        stage, now = stages[-1], time.monotonic()
+        share, whole = self._plan.get(stage.name, 0.0), stage.seconds()
+        if whole is None and self._pace is not None:  # the first item is not done
+            whole = self._pace * share
+        left = 0.0
+        if whole:
+            later = whole * (sum(self._plan.values()) - share) / share if share else 0.0
+            left = max(0.0, whole * (1 - stage.share()) - (now - stage.since)) + later
+        counts = f"{stage.done:,} of {stage.total:,} {stage.unit}" if stage.total else stage.name
+        if not left:  # not known, or a step takes longer than those before
+            return f"{counts}, {_duration(now - stage.began)} so far"
+        return f"{counts}, {_duration(left)} left"
 
     def fraction(self) -> float | None:
         """The share of the work that is done, in [0, 1]; `None` if there is no plan and nothing is counted."""
@@ -196,22 +184,14 @@ class Progress:
             return (self._finished + sum(self._plan.get(one.name, 0.0) * one.share() for one in stages)) / whole
         return stages[0].share() if stages and stages[0].total else None
 
-    def _left(self, stage: Stage) -> float | None:
-        share, whole = self._plan.get(stage.name, 0.0), stage.seconds()
-        if whole is None and self._pace is not None:  # the first item is not done
-            whole = self._pace * share
-        if not whole:
-            return None
-        return stage.seconds_left(whole) + (whole * (sum(self._plan.values()) - share) / share if share else 0.0)
-
-    def _drawn(self, width: int) -> Table:
+    def _drawn(self, console: Console) -> Table:
         fraction = self.fraction()
         line = Table.grid(padding=(0, 1))
         line.add_column(max_width=30)  # narrower where the text needs the room
         line.add_column(no_wrap=True, overflow="crop")
         bar = ProgressBar(1.0, fraction or 0.0, pulse=fraction is None)
         what, _, seconds = safe(self.describe()).rpartition(", ")
-        room = max(width - len(seconds) - NARROWEST_BAR - 3, NARROWEST_TEXT)
+        room = max(console.width - len(seconds) - NARROWEST_BAR - 3, NARROWEST_TEXT)
         line.add_row(bar, Text(f"{what if len(what) <= room else what[: room - 3] + '...'}, {seconds}"))
         return line
 

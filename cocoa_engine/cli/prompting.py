@@ -1,9 +1,8 @@
-"""Reading a command's question, and asking the engine."""
+"""The question of a command."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,9 +16,6 @@ from cocoa_engine.lab.files import read_document
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine, SpanStream
 
-Question = Annotated[
-    str | None, typer.Argument(help="The question. Without it, or with -, it is read from stdin.", show_default=False)
-]
 Sources = Annotated[
     list[Path] | None,
     typer.Option(
@@ -40,7 +36,10 @@ Raw = Annotated[
 class Request:
     """What a command asks the engine: its options, the question and the texts of the files of ``--source``."""
 
-    prompt: Question = None
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="The question. Without it, or with -, it is read from stdin.", show_default=False),
+    ] = None
     system: System = None
     source: Sources = None
     raw: Raw = False
@@ -49,51 +48,38 @@ class Request:
 
     def __post_init__(self) -> None:
         require_chat(self.system, raw=self.raw)
-        self.question = _read_question(self.prompt)
+        piped = self.prompt in (None, "-")
+        # sys.stdin is None if the shell closed it
+        if piped and (sys.stdin is None or (self.prompt is None and sys.stdin.isatty())):
+            raise PromptError("there is no question: give one as the argument, or pipe it into stdin")
+        try:
+            self.question = sys.stdin.read().removesuffix("\n") if piped else str(self.prompt)
+            self.question.encode()  # in some locales, bytes that are not text become lone surrogates
+        except UnicodeError as error:
+            raise PromptError(f"the question is not text: {error}") from error
+        if not self.question.strip():
+            raise PromptError("the question is empty")
         self.sources = [read_source(file) for file in self.source or ()]
 
+    def ask(self, engine: CocoaEngine, config: CocoaConfig) -> SpanStream:
+        from cocoa_engine.model.prompts import chat_of
 
-def with_sources(sources: Sequence[str], prompt: str) -> str:
-    """A prompt with passages before it."""
-    return "\n\n".join([*sources, prompt])
+        prompt, source = "\n\n".join([*self.sources, self.question]), self.sources or None
+        if self.raw:
+            return engine.stream(prompt, config=config, source=source)
+        if not engine.has_chat_template:
+            raise ChatTemplateError(
+                f"{engine.model_name} has no chat template: use --raw to continue the prompt as plain text"
+            )
+        return engine.stream_chat(chat_of(prompt, self.system), config=config, source=source)
 
 
 def require_chat(system: str | None, *, raw: bool) -> None:
-    """Refuse a system message with ``--raw``."""
     if raw and system is not None:
         raise ConfigError("--system needs the chat template, which --raw does not use: give only one of them")
 
 
 def read_source(file: Path) -> str:
-    """The text of a passage."""
     if not (text := read_document(file).strip()):
         raise DataError(f"{file} is empty")
     return text
-
-
-def _read_question(given: str | None) -> str:
-    # sys.stdin is None if the shell closed it
-    if given in (None, "-") and (sys.stdin is None or (given is None and sys.stdin.isatty())):
-        raise PromptError("there is no question: give one as the argument, or pipe it into stdin")
-    try:
-        prompt = sys.stdin.read().removesuffix("\n") if given in (None, "-") else given
-        prompt.encode()  # in some locales, bytes that are not text become lone surrogates
-    except UnicodeError as error:
-        raise PromptError(f"the question is not text: {error}") from error
-    if not prompt.strip():
-        raise PromptError("the question is empty")
-    return prompt
-
-
-def ask_engine(engine: CocoaEngine, request: Request, config: CocoaConfig) -> SpanStream:
-    """Start the decode and return the stream of spans."""
-    from cocoa_engine.model.prompts import chat_of
-
-    prompt, source = with_sources(request.sources, request.question), request.sources or None
-    if request.raw:
-        return engine.stream(prompt, config=config, source=source)
-    if not engine.has_chat_template:
-        raise ChatTemplateError(
-            f"{engine.model_name} has no chat template: use --raw to continue the prompt as plain text"
-        )
-    return engine.stream_chat(chat_of(prompt, request.system), config=config, source=source)

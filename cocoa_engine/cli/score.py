@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from cocoa_engine.arguments import ResultModel
@@ -30,9 +30,18 @@ from cocoa_engine.cli.options import (
     file_option,
     with_options,
 )
-from cocoa_engine.cli.output import Html, check_writable, on_interrupt, output, print_json, print_note, write
+from cocoa_engine.cli.output import (
+    Html,
+    check_writable,
+    on_interrupt,
+    output,
+    plain_table,
+    print_json,
+    print_note,
+    write,
+)
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.prompting import Sources, read_source, with_sources
+from cocoa_engine.cli.prompting import Sources, read_source
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import rule_without_rivals
 from cocoa_engine.errors import CocoaError, ConfigError, DataError
@@ -62,12 +71,12 @@ def score_rows(
         The number of rows with an error, and of all rows.
     """
     lines, failed = read_rows(given), 0
-    tracked = (progress or Progress("score")).track("scoring", "rows", lines)
-    with writing(out) as write:
-        for number, line in enumerate(tracked, start=1):
+    with writing(out) as write, (progress or Progress("score")).stage("scoring", "rows", len(lines)) as stage:
+        for number, line in enumerate(lines, start=1):
             scored, has_error = scored_row(engine, number, line, config)
             failed += has_error
             write(scored)
+            stage.advance()
     return failed, len(lines)
 
 
@@ -84,7 +93,7 @@ def read_rows(file: Path) -> list[str]:
 
 
 class Row(ResultModel):
-    """A row to score: what it has to have. It keeps its other values."""
+    """A row to score: what it has to have."""
 
     prompt: str
     text: str
@@ -93,6 +102,10 @@ class Row(ResultModel):
 
 def scored_row(engine: CocoaEngine, number: int, line: str, config: CocoaConfig) -> tuple[str, bool]:
     """A row with its risk or its error as a JSON line, and whether it has an error."""
+
+    def as_line(row: dict[str, Any]) -> str:  # a lone surrogate, which a file cannot hold, stays escaped
+        return json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+
     values: dict[str, Any] = {}
     try:
         if not isinstance(given := json.loads(line), dict):
@@ -100,14 +113,15 @@ def scored_row(engine: CocoaEngine, number: int, line: str, config: CocoaConfig)
         row = Row.model_validate(given)
         values = given
         source = None if row.source is None else [row.source]
-        scored = engine.score(row.prompt, row.text, config=config, divide=divides(config), source=source)
-        return _line({**values, "risk": risk_of_row(scored)}), False
+        divides = not METHODS[config.method].needs_own_passes  # dola, decore and diver score a text as one span
+        scored = engine.score(row.prompt, row.text, config=config, divide=divides, source=source)
+        return as_line({**values, "risk": risk_of_row(scored)}), False
     except (CocoaError, ValueError, RecursionError) as error:
         message = f"row {number}: {error}"
     try:
-        return _line({**values, "error": message}), True
+        return as_line({**values, "error": message}), True
     except RecursionError:  # its other values are nested too deeply to be written
-        return _line({"error": message}), True
+        return as_line({"error": message}), True
 
 
 @contextmanager
@@ -140,12 +154,16 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
                 os.replace(draft.name, rest)
             raise
         if _is_parquet(out):
-            _to_parquet(draft)
+            import pyarrow
+            from pyarrow import parquet
 
-
-def divides(config: CocoaConfig) -> bool:
-    """Whether the method scores the parts of a text; `dola`, `decore` and `diver` score it as one span."""
-    return not METHODS[config.method].needs_own_passes
+            draft.seek(0)
+            lines = [json.loads(line) for line in draft]
+            columns = dict.fromkeys(name for row in lines for name in row)
+            table = pyarrow.Table.from_pylist([{name: row.get(name) for name in columns} for row in lines])
+            draft.seek(0)
+            draft.truncate()
+            parquet.write_table(table, draft)
 
 
 def risk_of_row(generation: Generation) -> dict[str, Any]:
@@ -153,54 +171,23 @@ def risk_of_row(generation: Generation) -> dict[str, Any]:
 
     The attention is the mean over the spans with visible text.
     """
-    visible = [span for span in generation.spans if span.text.strip()]
-    passages = [mean(span.passage_attention) for span in visible if span.passage_attention]
+    shown = [span for span in generation.spans if span.text.strip()]
+    attention = [span.source_attention for span in shown if span.source_attention is not None]
+    passages = [mean(span.passage_attention) for span in shown if span.passage_attention]
+    copied = ("answer_risk", "answer_threshold", "max_risk", "threshold", "risk_source", "out_of_domain")
     risk = {
         "verdict": verdict(generation),
-        "answer_risk": generation.answer_risk,
-        "answer_threshold": generation.answer_threshold,
-        "max_risk": generation.max_risk,
-        "threshold": generation.threshold,
-        "risk_source": generation.risk_source,
-        "out_of_domain": generation.out_of_domain,
-        "source_attention": _mean([span.source_attention for span in visible if span.source_attention is not None]),
-        "passage_attention": _mean(passages),
+        **{name: getattr(generation, name) for name in copied},
+        "source_attention": mean(attention) if attention else None,
+        "passage_attention": mean(passages) if passages else None,
         "check": [check.model_dump() for check in generation.check_these()],
         "sentences": [sentence.model_dump(include={"start", "end", "risk"}) for sentence in generation.sentences],
     }
     return json.loads(json.dumps(risk), parse_constant=lambda _: None)
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return mean(values) if values else None
-
-
 def _is_parquet(file: Path) -> bool:
     return file.suffix.lower() == ".parquet"
-
-
-def _to_parquet(draft: BinaryIO) -> None:
-    """Replace JSON lines by the same rows as Parquet. What a row lacks is null."""
-    import pyarrow
-    from pyarrow import parquet
-
-    draft.seek(0)
-    rows = [json.loads(line) for line in draft]
-    columns = dict.fromkeys(name for row in rows for name in row)
-    table = pyarrow.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows])
-    draft.seek(0)
-    draft.truncate()
-    parquet.write_table(table, draft)
-
-
-def _line(row: dict[str, Any]) -> str:
-    """A row as JSON. A lone surrogate, which a file cannot hold, stays escaped."""
-    try:
-        text = json.dumps(row, ensure_ascii=False)
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(row)
-    return text
 
 
 @with_options("method", "metric", "alpha", "gamma", "span_log_prob", "middle_layers", "final_layer", *OTHER_METHODS)
@@ -249,10 +236,12 @@ def score(
     if rows is None and (prompt is None or not texts):
         raise ConfigError("give --prompt and --text, or --rows and --out")
     sources = [read_source(file) for file in source or ()]
-    if runner is not None and out is None:
-        raise ConfigError("sharing the work is for many rows: give --rows and --out")
-    if runner is not None and out is not None and is_stream(out):
-        raise ConfigError(f"finished rows are kept beside the file of --out: name a regular file, not {out}")
+    if runner is not None and (out is None or is_stream(out)):
+        raise ConfigError(
+            "sharing the work is for many rows: give --rows and --out"
+            if out is None
+            else f"finished rows are kept beside the file of --out: name a regular file, not {out}"
+        )
     check_writable(rows, html=html, out=out)
     progress = Progress("score")
     if rows is not None and out is not None:
@@ -271,11 +260,11 @@ def score(
         return
     assert prompt is not None
     engine = load_engine(model, loading, calibrator, progress=progress)
-    before = with_sources(sources, prompt)
+    before = "\n\n".join([*sources, prompt])
     options: dict[str, Any] = {"config": config, "source": sources or None}
     several, divided = len(texts) > 1, list[Generation]()
     with progress.stage("scoring"):
-        if divides(config) and (html is not None or json or not several):
+        if not METHODS[config.method].needs_own_passes and (html is not None or json or not several):
             divided = engine.score(before, texts, divide=True, **options)
         generations = engine.score(before, texts, **options) if several else [engine.score(before, texts[0], **options)]
     if html is not None:
@@ -293,7 +282,6 @@ def score(
 
 
 def _statistics(generation: Generation) -> Table:
-    """Every statistic of one text, with its meaning."""
     (span,), config = generation.spans, generation.config
     rule = rule_without_rivals(config.span_log_prob)
     rows: list[tuple[str, float | None, str]] = [
@@ -305,22 +293,18 @@ def _statistics(generation: Generation) -> Table:
         ("answer's risk", generation.answer_risk, "calibrated, of the text as a whole"),
         ("score", span.score, f"{config.method}, by {config.metric}, alpha {config.alpha:g}"),
     ]
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(style="dim", overflow="fold")
-    for name, value, meaning in rows:
+    name, number = Column(style="bold", no_wrap=True), Column(justify="right", no_wrap=True)
+    table = plain_table(name, number, Column(style="dim", overflow="fold"))
+    for title, value, meaning in rows:
         if value is not None:
-            table.add_row(name, f"{value:.4f}", meaning)
+            table.add_row(title, f"{value:.4f}", meaning)
     return table
 
 
 def _rows(generations: Sequence[Generation]) -> Table:
-    """One row per text."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("text", overflow="fold", min_width=8)
-    for name in ("risk", "tokens", "log p", "ConMLDS", "fMLDS", "score"):
-        table.add_column(name, justify="right", overflow="fold")
+    headings = ("risk", "tokens", "log p", "ConMLDS", "fMLDS", "score")
+    numbers = [Column(name, justify="right", overflow="fold") for name in headings]
+    table = plain_table(Column("text", overflow="fold", min_width=8), *numbers)
     for generation in generations:
         (span,) = generation.spans
         values = (span.log_prob, span.con_mlds, span.f_mlds, span.score)

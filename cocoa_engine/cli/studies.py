@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from functools import partial
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.markdown import Markdown
 from rich.text import Text
 
 from cocoa_engine.cli.info import load_engine
-from cocoa_engine.cli.labelled import (
+from cocoa_engine.cli.measured import (
     Cache,
     Chat,
     DataPath,
@@ -23,22 +23,20 @@ from cocoa_engine.cli.labelled import (
     Format,
     Prompts,
     Seed,
+    fate,
+    measured_answers,
     read,
     teacher_forced,
 )
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, file_option, with_options
 from cocoa_engine.cli.output import Overwrite, check_drawable, check_writable, output, print_json, reserved
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.unfinished import fate, measured_answers
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, DataError
 from cocoa_engine.lab.data import detect_format, read_labelled, sample
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import write_file
 from cocoa_engine.safe_text import short_repr
-
-if TYPE_CHECKING:
-    from cocoa_engine.methods.retrieval_heads import RetrievalHeads
 
 
 @with_options("alpha", "gamma", "max_candidates", "span_log_prob", "middle_layers", "final_layer")
@@ -131,36 +129,36 @@ def alpha(
         check_writable(plot=plot)
     records = sample(read_labelled(data, format, both_classes=False), prompts, seed)
     questions = {record.group: record for record in records}.values()
-    with reserved(*([plot] if plot else []), overwrite=overwrite), measured_answers(context, cache) as kept:
+    files = [plot] if plot else []
+    with reserved(*files, overwrite=overwrite), measured_answers(context, cache) as kept:
         progress = Progress("alpha")
         engine = load_engine(model, loading, progress=progress)
         from cocoa_engine.lab.alpha import collect, draw, suggest
-        from cocoa_engine.lab.cache import answers_cache
+        from cocoa_engine.lab.cache import AnswerCache
 
         asked: Sequence[str | Sequence[int]] = [
             engine.encode_chat([{"role": "user", "content": question.question}]) if chat else question.prompt
             for question in questions
         ]
-        known = None if kept is None else answers_cache(kept, "alpha", engine, config)
+        known = None if kept is None else AnswerCache(kept, "alpha", engine, config)
         with progress.stage("answering", "prompts", len(asked), fate=partial(fate, kept)) as stage:
             candidates = collect(engine, asked, config, cache=known, advance=stage.advance)
-        found = suggest(candidates)
+        ratios = suggest(candidates)
         if plot:
-            draw(candidates, found, config.metric, plot)
+            draw(candidates, ratios, config.metric, plot)
         if json:
-            record = {"prompts": len(asked), "metric": config.metric, **found._asdict(), "spans": candidates}
+            record = {"prompts": len(asked), "metric": config.metric, **ratios._asdict(), "spans": candidates}
             print_json(dumps(record))
             return
         text = (
-            f"|log p_S| / MLDS of {found.candidates} candidate spans ({config.metric}, {len(asked)} prompts): "
-            f"median {found.median:.2f}, middle half {found.low:.2f} to {found.high:.2f}; "
-            f"ratio of the means {found.of_means:.2f}. The paper takes alpha near this ratio, and recommends 1 to 3."
+            f"|log p_S| / MLDS of {ratios.candidates} candidate spans ({config.metric}, {len(asked)} prompts): "
+            f"median {ratios.median:.2f}, middle half {ratios.low:.2f} to {ratios.high:.2f}; "
+            f"ratio of the means {ratios.of_means:.2f}. The paper takes alpha near this ratio, and recommends 1 to 3."
         )
         output(no_color).print(Text(text))
 
 
-MAX_LENGTH, MAX_LENGTHS = 10**7, 100
-"""Largest length of ``--lengths`` in tokens, and how many of them there may be."""
+MAX_LENGTH, MAX_LENGTHS = 10**7, 100  # tokens, and how many lengths there may be
 
 
 @with_options()
@@ -197,8 +195,8 @@ def heads(
     try:
         sizes = [int(length) for length in lengths.split(",")]
     except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1 or max(sizes) > MAX_LENGTH or len(sizes) > MAX_LENGTHS:
+        sizes = [0]
+    if min(sizes) < 1 or max(sizes) > MAX_LENGTH or len(sizes) > MAX_LENGTHS:
         raise ConfigError(
             f"--lengths takes up to {MAX_LENGTHS} whole numbers from 1 to {MAX_LENGTH}, such as 256,512 (got "
             f"{short_repr(lengths)})"
@@ -212,21 +210,30 @@ def heads(
         needles = 0 if spread else len(sizes) * RUNS
         progress.plan({"needles": needles, "answering": prompts})
         if spread:
-            spread_over = spread_heads_of(engine.session.model)
-            if spread_over is None:
+            if (over_layers := spread_heads_of(engine.session.model)) is None:
                 raise ConfigError("this model has no layer that attends to the whole prompt")
-            found = spread_over.model_copy(update={"model_name": engine.model_name})
+            found = over_layers.model_copy(update={"model_name": engine.model_name})
+            how = f"spread over layers {found.heads[0].layer} and above"
         else:
             with progress.stage("needles", "needles", needles, fate=partial(fate, kept)) as stage:
                 found = find_retrieval_heads(engine, sizes, on_progress=stage.at, cache=kept)
+            best = ", ".join(f"{head.layer}.{head.head} ({head.score:.2f})" for head in found.heads[:5])
+            how = f"{found.samples} needles recalled; best: {best}"
         if prompts:
             with progress.stage("answering", "prompts", prompts, fate=partial(fate, kept)) as stage:
                 found = with_reference(engine, found, prompts=prompts, on_progress=stage.at, cache=kept)
+        lines = [f"{len(found.heads)} heads of {found.model_name}, {how}"]
+        if found.reference is not None:
+            low, middle, high = (found.reference[len(found.reference) * part // 20] for part in (1, 10, 19))
+            lines.append(
+                f"source attention of {found.reference_spans} own spans: 5 % below {low:.3f}, half below "
+                f"{middle:.3f}, 95 % below {high:.3f}"
+            )
         if out is not None:
             write_file(out, found.model_dump_json(indent=1) + "\n")
-        _show(found, spread=spread)
-        if out is not None:
-            _print(f"Written to {out}.")
+            lines.append(f"Written to {out}.")
+        show = partial(output(no_color=True).print, sep="\n", soft_wrap=True)
+        show(*lines)
         try:
             file = keep(found, engine.session.model)
         except (OSError, RuntimeError) as error:
@@ -234,24 +241,4 @@ def heads(
                 f"the heads cannot be kept in the cache directory ({error}). Set COCOA_CACHE_DIR to a folder that can "
                 "be written to, or give --out FILE and pass it as --decore-heads."
             ) from None
-    _print(f"Written to {file}. Engines of this model use it from now on.")
-
-
-def _show(found: RetrievalHeads, *, spread: bool) -> None:
-    line = f"{len(found.heads)} heads of {found.model_name}, "
-    if spread:
-        line += f"spread over layers {found.heads[0].layer} and above"
-    else:
-        best = ", ".join(f"{head.layer}.{head.head} ({head.score:.2f})" for head in found.heads[:5])
-        line += f"{found.samples} needles recalled; best: {best}"
-    _print(line)
-    if found.reference is not None:
-        low, middle, high = (found.reference[len(found.reference) * part // 20] for part in (1, 10, 19))
-        _print(
-            f"source attention of {found.reference_spans} own spans: 5 % below {low:.3f}, half below {middle:.3f}, "
-            f"95 % below {high:.3f}"
-        )
-
-
-def _print(line: str) -> None:
-    output(no_color=True).print(line, soft_wrap=True)
+    show(f"Written to {file}. Engines of this model use it from now on.")

@@ -11,23 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from cocoa_engine.cli.info import load_engine
-from cocoa_engine.cli.labelled import Cache
+from cocoa_engine.cli.measured import Cache, fate, measured_answers
 from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, file_option, with_options
-from cocoa_engine.cli.output import output, print_json, print_note
+from cocoa_engine.cli.output import output, plain_table, print_json, print_note
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Raw, System, require_chat
-from cocoa_engine.cli.unfinished import fate, measured_answers
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.optional import quiet_torchao
 from cocoa_engine.rendering.wording import SOURCES, count
 
 if TYPE_CHECKING:
-    from cocoa_engine.lab.stopping import Answer, Row
+    from cocoa_engine.lab.stopping import Row
 
 
 @with_options(*(name for name in CocoaConfig.model_fields if name != "max_risk"))
@@ -59,10 +58,23 @@ def threshold(
     The default is what a gate without a number compares with. After Ctrl-C, the tables are of the answers so far.
     """
     require_chat(system, raw=raw)
-    thresholds = _numbers(at)
+    try:
+        thresholds = [float(part) for part in at.split(",")] if at is not None else []
+    except ValueError:
+        thresholds = [math.nan]
+    if not all(map(math.isfinite, thresholds)):
+        raise ConfigError(f"--at takes numbers, such as 0.3,0.5 (got {at!r})")
     with quiet_torchao():
-        from cocoa_engine.lab.cache import answers_cache
-        from cocoa_engine.lab.stopping import common_source, measure, read_own_prompts, require_scale
+        from cocoa_engine.lab.cache import AnswerCache
+        from cocoa_engine.lab.stopping import (
+            by_answer,
+            by_default,
+            by_span,
+            common_source,
+            measure,
+            read_own_prompts,
+            require_scale,
+        )
 
     lines = read_own_prompts(prompts)
     answers = [line.measured for line in lines if line.measured is not None]
@@ -73,12 +85,11 @@ def threshold(
             require_scale(config.risk, thresholds)
             progress = Progress("threshold")
             engine = load_engine(model, loading, calibrator, progress=progress)
-            known = None if kept is None else answers_cache(kept, "thresholds", engine, config)
+            known = None if kept is None else AnswerCache(kept, "thresholds", engine, config)
             try:
                 with progress.stage("answering", "prompts", len(asked)) as stage:
                     options: dict[str, Any] = {"system": system, "raw": raw, "cache": known, "advance": stage.advance}
-                    for answer in measure(engine, asked, config, **options):
-                        answers.append(answer)
+                    answers.extend(measure(engine, asked, config, **options))
             except KeyboardInterrupt as error:
                 shown = "the output is of these" if answers else "there is no output"
                 kept_too = f"; {fate(kept)}" if kept is not None and kept.answers() else ""
@@ -86,71 +97,45 @@ def threshold(
                 if not answers:
                     raise
                 interrupt = error
+        source, labelled = common_source(answers, thresholds), sum(answer.right is not None for answer in answers)
+        default, default_of_whole = by_default(answers)
+        rows, wholes = by_span(answers, thresholds), by_answer(answers, thresholds)
         if json:
-            print_json(dumps(_record(answers, thresholds)))
+            defaults = {"span": default and asdict(default), "answer": default_of_whole and asdict(default_of_whole)}
+            record = {"answers": len(answers), "risk_source": source, "default": defaults}
+            print_json(dumps({**record, "span": list(map(asdict, rows)), "answer": list(map(asdict, wholes))}))
         else:
-            output(no_color).print(Group(*_tables(answers, thresholds)))
+            what = f" ({SOURCES[source]})" if source in SOURCES else ""
+            title = f"Risk of spans, {count(len(answers), 'answer')}{what}"
+            parts: list[Table | Text] = [_table(title, default, rows, labelled=bool(labelled))]
+            if wholes:
+                parts.append(_table("Risk of whole answers", default_of_whole, wholes, labelled=bool(labelled)))
+            if default is not None:
+                gate = "risk of whole answers" if default_of_whole is not None else "risk of spans"
+                parts.append(Text(f"A gate without a number compares the {gate} with the default."))
+            if not thresholds:
+                parts.append(Text("The suggested thresholds stop at most 50 %, 25 %, 10 % and 5 % of the answers."))
+            if labelled:
+                wrong = sum(answer.right is False for answer in answers)
+                parts.append(
+                    Text(f"{wrong} of {labelled} answers with a known answer are wrong: they do not contain it.")
+                )
+            output(no_color).print(Group(*parts))
         if interrupt is not None:
             raise interrupt
 
 
-def _record(answers: Sequence[Answer], thresholds: Sequence[float]) -> dict[str, Any]:
-    """The rows as plain values."""
-    from cocoa_engine.lab.stopping import by_answer, by_default, by_span, common_source
-
-    span, answer = (None if row is None else asdict(row) for row in by_default(answers))
-    return {
-        "answers": len(answers),
-        "risk_source": common_source(answers, thresholds),
-        "default": {"span": span, "answer": answer},
-        "span": [asdict(row) for row in by_span(answers, thresholds)],
-        "answer": [asdict(row) for row in by_answer(answers, thresholds)],
-    }
-
-
-def _tables(answers: Sequence[Answer], thresholds: Sequence[float]) -> list[Table | Text]:
-    """The tables of spans and of whole answers, and what they mean."""
-    from cocoa_engine.lab.stopping import by_answer, by_default, by_span, common_source
-
-    source, labelled = common_source(answers, thresholds), sum(answer.right is not None for answer in answers)
-    what = f" ({SOURCES[source]})" if source in SOURCES else ""
-    default, default_of_whole = by_default(answers)
-    rows, wholes = by_span(answers, thresholds), by_answer(answers, thresholds)
-    title = f"Risk of spans, {count(len(answers), 'answer')}{what}"
-    parts: list[Table | Text] = [_table(title, default, rows, labelled=bool(labelled))]
-    if wholes:
-        parts.append(_table("Risk of whole answers", default_of_whole, wholes, labelled=bool(labelled)))
-    if default is not None:
-        gate = "risk of whole answers" if default_of_whole is not None else "risk of spans"
-        parts.append(Text(f"A gate without a number compares the {gate} with the default."))
-    if not thresholds:
-        parts.append(Text("The suggested thresholds stop at most 50 %, 25 %, 10 % and 5 % of the answers."))
-    if labelled:
-        wrong = sum(answer.right is False for answer in answers)
-        parts.append(Text(f"{wrong} of {labelled} answers with a known answer are wrong: they do not contain it."))
-    return parts
-
-
-def _numbers(given: str | None) -> list[float]:
-    try:
-        numbers = [float(part) for part in given.split(",")] if given is not None else []
-    except ValueError:
-        numbers = [math.nan]
-    if not all(map(math.isfinite, numbers)):
-        raise ConfigError(f"--at takes numbers, such as 0.3,0.5 (got {given!r})")
-    return numbers
-
-
 def _table(title: str, default: Row | None, rows: Sequence[Row], *, labelled: bool) -> Table:
-    table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 1, 0, 0))
     columns = {"answers stopped": "answers"}
     if any(row.spans is not None for row in rows):
         columns["spans stopped"] = "spans"
     if labelled:
         columns |= {"right stopped": "right_stopped", "wrong passed": "wrong_passed"}
-    for heading in ("threshold", *columns):
-        table.add_column(heading, justify="right", overflow="fold")
-    for row in [*([] if default is None else [default]), *rows]:
+    table = plain_table(
+        *(Column(name, justify="right", overflow="fold") for name in ("threshold", *columns)), title=title
+    )
+    table.padding = (0, 1, 0, 0)
+    for row in rows if default is None else (default, *rows):
         number = "" if row.threshold is None else f"{row.threshold:.4f}"
         name = f"default {number}".strip() if row is default else number
         table.add_row(name, *(str(getattr(row, field)) for field in columns.values()))

@@ -22,11 +22,7 @@ from cocoa_engine.spans import FinishReason, Span
 
 
 def mlds(pooled: Tensor) -> tuple[list[float], list[float]]:
-    """ConMLDS and fMLDS of B spans. All values are copied to the host at once.
-
-    Args:
-        pooled: ``[N + 1, B, d]`` float32, the mean states of layers m..n, then of the final layer.
-    """
+    """ConMLDS and fMLDS of B spans, from the mean states of layers m..n, then of the final layer, ``[N + 1, B, d]``."""
     middle, final = pooled[:-1], pooled[-1]
     con, f = torch.stack([equations.con_mlds(middle), equations.f_mlds(middle, final)]).tolist()
     return con, f
@@ -43,12 +39,7 @@ def log_prob_and_score(
 ) -> tuple[float, float]:
     """log p_S of a span without rivals, and its score under the configured method and metric.
 
-    Args:
-        config: the settings: method, metric, alpha, ``span_log_prob`` and ``diver_weight``.
-        token_log_probs: log p of each token.
-        con_mlds, f_mlds: the span's MLDS.
-        contrasts: the contrast of each token, for a contrasting method; the score is log p_S computed from them.
-        pmi: PMI(S; x), for a method that reads the prompt back.
+    The score of a contrasting method is log p_S computed from the contrasts of the tokens. ``pmi`` is PMI(S; x).
     """
     log_prob = equations.span_log_prob(token_log_probs, config.span_log_prob)
     if contrasts:
@@ -119,13 +110,7 @@ class Branch:
         }
 
     def add_token(self, following: NextTokens, rank: int | None = None) -> None:
-        """Add a next token and the statistics of its distribution.
-
-        Args:
-            following: the distribution.
-            rank: the rank of the token among the most probable ones, from 0. `None` takes the token that the method
-                chooses: the most probable one, the one with the highest contrast, or a sampled one.
-        """
+        """Add a next token, by default the one that the method chooses, and the statistics of its distribution."""
         if rank is None and following.chosen is not None:
             token_id, log_prob, contrast = following.chosen
             if contrast is not None:
@@ -151,16 +136,12 @@ class Branch:
             self.probe_scores.append(output.probe)
 
     def cut(self, track: Detokenizer, outputs: Sequence[TokenOutput]) -> Branch:
-        """The first tokens of the branch with their statistics, as a branch that no token may follow.
+        """The first tokens of the branch, those of some outputs, as a branch that no token may follow.
 
-        Args:
-            track: decodes its tokens; none of them has been pushed yet.
-            outputs: the output of each token to keep.
+        None of them has been pushed to ``track`` yet.
         """
-        end = len(outputs)
-        branch = Branch(track)
-        for name in ("token_ids", "log_probs", "entropies", "margins", "top", "ends"):
-            setattr(branch, name, getattr(self, name)[:end])
+        names = ("token_ids", "log_probs", "entropies", "margins", "top", "ends")
+        branch = Branch(track, **{name: getattr(self, name)[: len(outputs)] for name in names})
         for token_id, output in zip(branch.token_ids, outputs, strict=True):
             track.push(token_id)
             branch.add_output(output)

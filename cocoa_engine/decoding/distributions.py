@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,9 +22,7 @@ class StateReader:
 
     Attributes:
         window: the rows of the MLDS's layers m..n; `None` if no other layers are captured.
-        row: the row that the probe reads.
-        weights: the probe's weights, ``[d]`` float32; `None` without a probe.
-        intercept: the probe's intercept.
+        row, weights, intercept: the row that the probe reads, and its weights, ``[d]`` float32; `None` without a probe.
     """
 
     window: slice | None = None
@@ -56,8 +54,7 @@ class StateReader:
         return scores
 
 
-MLDS_ALONE = StateReader()
-"""Reads states of which all are the MLDS's."""
+MLDS_ALONE = StateReader()  # reads states of which all are the MLDS's
 
 
 @dataclass(frozen=True)
@@ -88,13 +85,12 @@ class Distributions:
     """Computes the next-token distributions of one request.
 
     Args:
-        rules: the request's settings and logits processors.
         native: rank tokens with the native kernel; see :func:`~cocoa_engine.decoding.next_tokens.next_tokens`.
         states: divides the captured states.
     """
 
     def __init__(self, rules: Rules, *, native: bool = False, states: StateReader = MLDS_ALONE) -> None:
-        self._rules = rules
+        self.rules = rules
         self._states = states
         self._method = METHODS[rules.config.method]
         self._count = max(2, rules.config.max_candidates, rules.config.top_logprobs)
@@ -104,61 +100,48 @@ class Distributions:
 
     def outputs(self, step: StepOutput) -> list[TokenOutput]:
         """The output of a forward pass, split into one entry for each fed token."""
-        count = len(step.logits)
         source, passages = source_values(step), passage_values(step)
         hidden, probe = self._states.of_mlds(step.hidden), self._states.probe_scores(step.hidden)
-        known = [None] * count if self._needs_paths else self._top(step.logits, step.others)
-        found = []
+        known = [None] * len(step.logits) if self._needs_paths else self._top(step.logits, step.others)
+        outputs = []
         for row, following in enumerate(known):
             again = following is None or self._method.reads_back
             logits = step.logits[row] if again else None
             others = step.others[:, row] if again and step.others is not None else None
             score = None if probe is None else probe[row]
-            found.append(TokenOutput(logits, hidden[:, row], following, others, source[row], passages[row], score))
-        return found
+            outputs.append(TokenOutput(logits, hidden[:, row], following, others, source[row], passages[row], score))
+        return outputs
 
     def after(self, prefix: Sequence[int], paths: Sequence[Path], outputs: Sequence[TokenOutput]) -> list[NextTokens]:
         """The next-token distribution after each path, with the logits processors applied.
 
         Args:
             prefix: the committed token ids before the paths, prompt included.
-            paths: ``W`` paths.
             outputs: the output for the last token of each path.
-
-        Raises:
-            NonFiniteLogitsError: no token can be chosen after one of the paths.
         """
         if self._needs_paths:
-            others = [each.others for each in outputs if each.others is not None]
-            known = self._top(
-                torch.stack([logits_of(each) for each in outputs]),
-                torch.stack(others, dim=1) if others else None,
-                prefix,
-                paths,
-            )
+            others = [output.others for output in outputs if output.others is not None]
+            stacked = torch.stack(others, dim=1) if others else None
+            known = self._top(torch.stack([logits_of(output) for output in outputs]), stacked, prefix, paths)
         else:
             known = [
-                each.next or self._top(logits_of(each)[None], None if each.others is None else each.others[:, None])[0]
-                for each in outputs
+                output.next
+                or self._top(logits_of(output)[None], None if output.others is None else output.others[:, None])[0]
+                for output in outputs
             ]
-        result = []
         for path, distribution in zip(paths, known, strict=True):
             if distribution is None:
                 raise non_finite(len(prefix) + len(path))
-            result.append(distribution)
-        return result
+        return [distribution for distribution in known if distribution is not None]
 
     def _top(
         self, logits: Tensor, others: Tensor | None = None, prefix: Sequence[int] = (), paths: Sequence[Path] = ()
     ) -> list[NextTokens | None]:
-        """The distribution of each row, with the most probable tokens to record.
+        """The distribution of each row of ``[W, V]``, with the most probable tokens to record.
 
-        Args:
-            logits: ``[W, V]``.
-            others: ``[K, W, V]``, the logits that a contrasting method contrasts with.
-            prefix, paths: as in :meth:`after`. Without paths, no processors are applied.
+        A contrasting method needs ``others``, ``[K, W, V]``. Without paths, no processors are applied.
         """
-        rules, config = self._rules, self._rules.config
+        rules, config = self.rules, self.rules.config
         if others is None or not isinstance(self._method, ContrastingMethod):
             processed = rules.processed(prefix, paths, logits) if paths else logits
             known = next_tokens(processed, self._count, native=self._native)
@@ -172,9 +155,10 @@ class Distributions:
                 plausible = ranked.masked_fill(~allowed, -torch.inf)
                 ranked = torch.where((plausible > -torch.inf).any(-1, keepdim=True), plausible, ranked)
             known = contrasted(next_tokens(logits, self._count, native=self._native), logits, contrasts, ranked)
-        if config.top_logprobs:
-            known = [None if each is None else each.with_top(config.top_logprobs) for each in known]
-        return known
+        if not (count := config.top_logprobs):
+            return known
+        top = [() if row is None else zip(row.token_ids[:count], row.log_probs[:count], strict=True) for row in known]
+        return [row and replace(row, top=tuple(pairs)) for row, pairs in zip(known, top, strict=True)]
 
 
 def source_values(step: StepOutput) -> Sequence[float | None]:

@@ -20,15 +20,9 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from cocoa_engine.arguments import of_type
 from cocoa_engine.cancellation import Cancellation, current_cancellation
-from cocoa_engine.confined import FORKS, Budget, Load, Worker, current_budget, give_back, started
+from cocoa_engine.confined import CPU_SECONDS, FORKS, Budget, Load, Worker, current_budget, give_back, started
 from cocoa_engine.decoding import matchers
-from cocoa_engine.decoding.matchers import (
-    json_rule,
-    json_schema_grammar,
-    regex_grammar,
-    require_size,
-    unenforced,
-)
+from cocoa_engine.decoding.matchers import json_rule, json_schema_grammar, regex_grammar, require_size, unenforced
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.logs import safe_logger
@@ -38,11 +32,8 @@ __all__ = ["GrammarProcessor", "constraint", "json_rule", "json_schema_grammar",
 
 logger = safe_logger(__name__)
 
-MOST_COMPILED = 128
-"""Grammars that are kept compiled, each in a process. Earlier ones are compiled again when they are used."""
-
-MASK_SECONDS = 0.01
-"""Processor time that each answer has for each of its tokens, on average. It takes less than a tenth of that."""
+MOST_COMPILED = 128  # grammars that are kept compiled, each in a process; earlier ones are compiled again when used
+MASK_SECONDS = 0.01  # processor time of each answer for each token, on average; it takes less than a tenth of that
 
 _tokenizers: WeakKeyDictionary[Any, dict[Any, Load]] = WeakKeyDictionary()
 _compiled: list[weakref.ref[_Grammar]] = []
@@ -102,21 +93,16 @@ class GrammarProcessor(LogitsProcessor):
         self._request = next(_numbers)
 
     def for_prompt(self, prompt: Sequence[int]) -> GrammarProcessor:
-        """A processor with the same grammar for a single request.
-
-        Args:
-            prompt: token ids of the request's prompt.
-        """
-        fresh = GrammarProcessor.__new__(GrammarProcessor)
-        fresh._ends, fresh._grammar = self._ends, self._grammar
-        fresh.warnings = self.warnings
-        fresh._begin(len(prompt), current_cancellation())
-        return fresh
+        """A processor with the same grammar for a single request, with the token ids of its prompt."""
+        other = GrammarProcessor.__new__(GrammarProcessor)
+        other._ends, other._grammar, other.warnings = self._ends, self._grammar, self.warnings
+        other._begin(len(prompt), current_cancellation())
+        return other
 
     def __deepcopy__(self, memo: object = None) -> GrammarProcessor:
-        fresh = self.for_prompt([])
-        fresh._prompt_length, fresh._cancellation = self._prompt_length, self._cancellation
-        return fresh
+        other = self.for_prompt([])
+        other._prompt_length, other._cancellation = self._prompt_length, self._cancellation
+        return other
 
     __copy__ = __deepcopy__
 
@@ -124,14 +110,7 @@ class GrammarProcessor(LogitsProcessor):
         raise TypeError("a GrammarProcessor cannot be pickled: make it where it is used.")
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Set the scores of banned tokens to -inf.
-
-        Args:
-            input_ids: ``[B, t]``, the prompt and the answer so far.
-            scores: ``[B, V]``.
-
-        Returns:
-            A new tensor ``[B, V]``.
+        """A copy of the scores, ``[B, V]``, with -inf for banned tokens. ``input_ids``: ``[B, t]``, prompt and answer.
 
         Raises:
             ConfigError: the answer so far does not match the grammar, because a processor after this one allowed a
@@ -140,25 +119,22 @@ class GrammarProcessor(LogitsProcessor):
         """
         if self._prompt_length is None:
             self._prompt_length = input_ids.shape[1]
-        answers = input_ids[:, self._prompt_length :].tolist()
+        answers = enumerate(input_ids[:, self._prompt_length :].tolist())
         # a row may have ended; `generate` pads it while other rows continue
-        rows = {row: answer for row, answer in enumerate(answers) if self._ends.isdisjoint(answer)}
+        rows = {row: answer for row, answer in answers if self._ends.isdisjoint(answer)}
+        if not rows:
+            return scores.clone()
         banned = torch.zeros(scores.shape, dtype=torch.bool)
-        if rows:
-            cancellation = self._cancellation or current_cancellation()
-            self._budget.refill(MASK_SECONDS * len(rows))
-            allowed = self._grammar.next_tokens(self._request, rows, cancellation, self._budget)
-            for row, following in zip(rows, allowed, strict=True):
-                banned[row] = _banned(following, scores.shape[-1])
+        self._budget.left = min(CPU_SECONDS, self._budget.left + MASK_SECONDS * len(rows))
+        cancellation = self._cancellation or current_cancellation()
+        allowed = self._grammar.next_tokens(self._request, rows, cancellation, self._budget)
+        for row, following in zip(rows, allowed, strict=True):
+            banned[row] = _banned(following, scores.shape[-1])
         return scores.masked_fill(banned.to(scores.device), -torch.inf)
 
 
 def _banned(following: int | bytes, vocab_size: int) -> Tensor:
-    """The tokens that may not follow, ``[V]``, from a result of :func:`matchers.next_tokens`.
-
-    Raises:
-        ConfigError: the model has no token that may.
-    """
+    """The tokens that may not follow, ``[V]``, from a result of :func:`matchers.next_tokens`."""
     banned = torch.ones(vocab_size, dtype=torch.bool)
     if isinstance(following, int):
         if following >= vocab_size:
@@ -194,13 +170,9 @@ class _Grammar:
     def compile(self, budget: Budget | None = None) -> list[str]:
         """Compile it in a new worker, and return what llguidance warns of."""
         key, text = self._load.key, self._text
+        arguments = (self._number, key, text)
         worker, warnings = started(
-            self._load,
-            matchers.compile_grammar,
-            *(self._number, key, text),
-            what="the grammar",
-            data=text,
-            budget=budget,
+            self._load, matchers.compile_grammar, *arguments, what="the grammar", data=text, budget=budget
         )
         self._workers[:] = [worker]
         with _guard:
@@ -225,12 +197,9 @@ class _Grammar:
         with self._lock:
             if not self._workers or self._workers[0].ended:
                 cancellation.run(self.compile, budget)
+            arguments = (self._number, request, answers)
             return self._workers[0].call(
-                matchers.next_tokens,
-                *(self._number, request, answers),
-                what="the grammar",
-                budget=budget,
-                cancellation=cancellation,
+                matchers.next_tokens, *arguments, what="the grammar", budget=budget, cancellation=cancellation
             )
 
 
@@ -242,38 +211,24 @@ def constraint(
     regex: str | None = None,
     grammar: str | None = None,
 ) -> GrammarProcessor:
-    """A processor for exactly one of a JSON schema, a regular expression and a grammar.
-
-    Args:
-        tokenizer: a fast tokenizer.
-        eos_token_ids: tokens that end the text.
-        json_schema: a JSON schema; the answer is JSON on one line.
-        regex: a regular expression of Rust's regex crate that the whole answer matches.
-        grammar: a grammar in llguidance's dialect of Lark.
-
-    Raises:
-        ConfigError: none or several are given, the given one is invalid, the schema has a keyword that no grammar
-            enforces, or the tokenizer is not fast.
-        MissingExtraError: llguidance is not installed (the extra ``tools``).
-    """
+    """A processor for one of a JSON schema, a regular expression and a grammar; see :meth:`CocoaEngine.constrain`."""
     if json_schema is not None and (left_out := unenforced(json_schema)):
         raise ConfigError(
             f"the JSON schema cannot be enforced: {'; '.join(left_out)}. Take this out of the schema, and check the "
             "finished answer for it"
         )
-    grammars = [
-        json_schema_grammar(json_schema) if json_schema is not None else None,
-        regex_grammar(regex) if regex is not None else None,
-        grammar,
-    ]
-    given = [each for each in grammars if each is not None]
-    if len(given) != 1:
+    grammars = [] if grammar is None else [grammar]
+    if json_schema is not None:
+        grammars.append(json_schema_grammar(json_schema))
+    if regex is not None:
+        grammars.append(regex_grammar(regex))
+    if len(grammars) != 1:
         raise ConfigError("constrain takes exactly one of json_schema, regex and grammar")
-    made = GrammarProcessor(given[0], tokenizer, eos_token_ids=eos_token_ids)
-    if json_schema is not None:  # a grammar may be of a schema that a stranger sent to a server, whose log has no texts
-        for message in made.warnings:
-            logger.warning("grammar: %s", message)
-    return made
+    processor = GrammarProcessor(grammars[0], tokenizer, eos_token_ids=eos_token_ids)
+    # a grammar may be of a schema that a stranger sent to a server, whose log has no texts
+    for message in processor.warnings if json_schema is not None else ():
+        logger.warning("grammar: %s", message)
+    return processor
 
 
 def _load_of(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int]) -> Load:

@@ -21,19 +21,18 @@ _compiled: dict[int, tuple[Any, dict[tuple[int, int], _MatcherState]]] = {}
 """By grammar: the matcher at the beginning of an answer, and the matchers of requests and rows."""
 
 
-def load_tokenizer(tokenizer: str, ends: list[int]) -> Any:
-    """llguidance's version of a tokenizer. Building it takes about a second.
+def _llguidance() -> Any:
+    return need("llguidance", extra="tools", what="a grammar")
 
-    Args:
-        tokenizer: the JSON of the tokenizers library.
-        ends: tokens that end the text.
+
+def load_tokenizer(tokenizer: str, ends: list[int]) -> Any:
+    """llguidance's version of a tokenizer, from the JSON of the tokenizers library. Building it takes about a second.
 
     Raises:
         ConfigError: no grammar can be enforced with it, such as for an end token that it does not have.
     """
-    llguidance = need("llguidance", extra="tools", what="a grammar")
     try:
-        return llguidance.LLTokenizer(tokenizer, eos_token=ends)
+        return _llguidance().LLTokenizer(tokenizer, eos_token=ends)
     except Exception as error:
         raise ConfigError(f"a grammar cannot be enforced with this tokenizer: {error}") from safe_cause(error)
 
@@ -44,29 +43,23 @@ def validated(grammar: str) -> list[str]:
     Raises:
         ConfigError: it is invalid, or nothing matches it.
     """
-    matcher = need("llguidance", extra="tools", what="a grammar").LLMatcher
-    failed, messages = matcher.validate_grammar_with_warnings(grammar)
+    failed, messages = _llguidance().LLMatcher.validate_grammar_with_warnings(grammar)
     if failed:
         raise _invalid(messages[0])
     return [shortened(message, 300) for message in messages]
 
 
 def compile_grammar(number: int, tokenizer: object, grammar: str) -> list[str]:
-    """Compile a grammar.
+    """Compile a grammar, and return what llguidance warns of.
 
     Args:
         number: its number in other calls.
         tokenizer: the key of :func:`load_tokenizer`.
-        grammar: the grammar.
-
-    Returns:
-        What llguidance warns of.
 
     Raises:
         ConfigError: it is invalid, or nothing matches it.
     """
-    llguidance = need("llguidance", extra="tools", what="a grammar")
-    start = llguidance.LLMatcher(loaded(tokenizer), grammar, log_level=0)
+    start = _llguidance().LLMatcher(loaded(tokenizer), grammar, log_level=0)
     if start.is_error():
         raise _invalid(start.get_error())
     _allowed_tokens(start.deep_copy())
@@ -77,15 +70,11 @@ def compile_grammar(number: int, tokenizer: object, grammar: str) -> list[str]:
 
 
 def next_tokens(number: int, request: int, answers: Mapping[int, list[int]]) -> list[int | bytes]:
-    """What may follow some answers.
+    """What may follow some answers: the only token, or a bit for each token of the tokenizer, and a few more.
 
     Args:
-        number: that of the grammar.
-        request: the number of the request.
+        number, request: the numbers of the grammar and of the request.
         answers: the token ids of its answers, by their row in the batch.
-
-    Returns:
-        For each answer the only token that may follow, or a bit for each token of the tokenizer, and a few more.
 
     Raises:
         ConfigError: an answer does not match the grammar, or no text that matches begins with it.
@@ -146,8 +135,7 @@ class _MatcherState:
 def _allowed_tokens(matcher: Any) -> bytes:
     """Which tokens a matcher allows next.
 
-    Raises:
-        ConfigError: no text can continue the answer. llguidance would allow the end of the answer, as if it matched.
+    If no text can continue the answer, llguidance would allow its end, as if it matched. This is a ConfigError.
     """
     bits: bytes = matcher.compute_bitmask()
     if matcher.is_error():
@@ -177,29 +165,20 @@ def _invalid(message: str) -> ConfigError:
     return ConfigError(f"the grammar cannot be enforced: {' '.join(lines)}")
 
 
-USES = ("llguidance",)
-"""The optional packages that its functions import in workers."""
-MAX_CHARS = 2**20
-"""Size of a grammar or a schema, in characters."""
-SCHEMA = "the JSON schema"
-"""What a schema is called in messages."""
+USES = ("llguidance",)  # the optional packages that its functions import in workers
+MAX_CHARS = 2**20  # of a grammar or a schema
+SCHEMA = "the JSON schema"  # in messages
 
 _SMALL = 20_000  # characters: the references of a larger schema may take seconds to follow
 _TOO_DEEP = "the JSON schema, or the references in it, are nested too deeply."
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 """JSON on one line, as ``json.dumps`` writes it. Keywords that cannot be enforced are left out of the grammar."""
-
-_MOST = 2**62
-"""llguidance computes limits in 64 bits. Where they overflow, it refuses every number or ends the process."""
+_MOST = 2**62  # llguidance computes limits in 64 bits; where they overflow, it refuses every number or ends the process
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
 def json_schema_grammar(schema: Mapping[str, Any]) -> str:
-    """The grammar of a JSON value, on one line, that matches a schema.
-
-    Raises:
-        ConfigError: the schema is not a mapping that can be written as JSON.
-    """
+    """The grammar of a JSON value, on one line, that matches a schema; errors as for :func:`json_rule`."""
     return f"start: {json_rule(schema)}"
 
 
@@ -223,11 +202,7 @@ def unenforced_here(schema: Mapping[str, Any]) -> list[str]:
 
 
 def regex_grammar(pattern: str) -> str:
-    """The grammar of a text that matches, as a whole, a regular expression of Rust's regex crate.
-
-    Raises:
-        ConfigError: the expression is not a text.
-    """
+    """The grammar of a text that matches, as a whole, a regular expression of Rust's regex crate."""
     of_type(pattern, str, "regex")
     escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], pattern, flags=re.DOTALL)
     return f"start: /{escaped}/".replace("\n", "\\n")
@@ -246,14 +221,11 @@ def json_rule(schema: Mapping[str, Any]) -> str:
 
 
 def written(schema: Mapping[str, Any]) -> str:
-    """A schema as JSON. This takes little time, whatever is in it.
-
-    Raises:
-        ConfigError: it cannot be written so, is too large, or has a value that a grammar rounds.
-    """
+    """A schema as JSON; errors as for :func:`json_rule`. This takes little time, whatever is in it."""
     try:
         text = require_size(json.dumps({**schema}, allow_nan=False), SCHEMA)
-        inexact = next(_inexact(schema), None)
+        exact = ((key, value) for part, key in _keywords(schema, "const", "enum") for value in _nodes(part[key]))
+        inexact = next((f"{key} has {value}" for key, value in exact if _is_number(value) and abs(value) > 2**53), None)
     except (TypeError, ValueError) as error:  # ValueError: the schema contains itself
         if isinstance(error, ConfigError):
             raise
@@ -281,11 +253,7 @@ def _json_rule(schema: Mapping[str, Any]) -> str:
 
 
 def require_size(text: str, what: str) -> str:
-    """The text of a grammar or a schema, unless it is too large to be compiled.
-
-    Raises:
-        ConfigError: it is.
-    """
+    """The text of a grammar or a schema; :class:`.ConfigError` if it is too large to be compiled."""
     if len(text) > MAX_CHARS:
         raise ConfigError(f"{what} has {len(text)} characters, and the limit is {MAX_CHARS}; simplify it")
     return text
@@ -296,7 +264,7 @@ def _without_endless(schema: dict[str, Any]) -> Any:
 
     A grammar would allow the beginning of such a value, and nothing after it.
     """
-    references = [node.get("$ref") for node in _nodes(schema) if isinstance(node, dict)]
+    references = (part["$ref"] for part, _ in _keywords(schema, "$ref"))
     targets = {each: _target(schema, each) for each in references if isinstance(each, str) and each.startswith("#")}
     endless = {*targets}
     while finite := {reference for reference in endless if _has_value(targets[reference], endless)}:
@@ -311,24 +279,20 @@ def _nodes(node: Any) -> Iterator[Any]:
         yield from _nodes(inner)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _inexact(schema: Mapping[str, Any]) -> Iterator[str]:
-    """The values of a schema that a grammar would round."""
-    for part in _nodes(schema):
-        for key in ("const", "enum") if isinstance(part, dict) else ():
-            yield from (f"{key} has {each}" for each in _nodes(part.get(key)) if _is_number(each) and abs(each) > 2**53)
-
-
 def _wide_limits(schema: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """The parts of a schema, and their keywords, that limit numbers beyond what llguidance can compute."""
-    for part in _nodes(schema):
-        for key in (*_LOWER, *_UPPER) if isinstance(part, dict) else ():
-            value = part.get(key)
-            if _is_number(value) and (value < -_MOST if key in _LOWER else value > _MOST):
-                yield part, key
+    for part, key in _keywords(schema, *_LOWER, *_UPPER):
+        if _is_number(part[key]) and (part[key] < -_MOST if key in _LOWER else part[key] > _MOST):
+            yield part, key
+
+
+def _keywords(schema: Mapping[str, Any], *keys: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """The parts of a schema that have some keywords, and the keyword."""
+    return ((part, key) for part in _nodes(schema) if isinstance(part, dict) for key in keys if key in part)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _target(schema: Any, reference: str) -> Any:

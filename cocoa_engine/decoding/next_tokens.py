@@ -19,15 +19,8 @@ _NOTHING = -1e4
 """Replaces differences of -inf from the best logit: e^-10000 is 0 in float32, so products are 0; 0 * -inf is NaN."""
 
 
-class RowStatistics(NamedTuple):
-    """Statistics of W next-token distributions, in float32. Logarithms are natural."""
-
-    log_sum: Tensor  # [W], log of the sum of e^logits
-    entropy: Tensor  # [W], -sum of p log p, in nats; a forbidden token (logit -inf) adds nothing
-
-
-def row_statistics(logits: Tensor, best: Tensor) -> RowStatistics:
-    """Log-normalizer and entropy of each row of logits.
+def row_statistics(logits: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
+    """Log of the sum of e^logits, and entropy in nats, of each row: ``[W]``. A forbidden token (-inf) adds nothing.
 
     With x = logits - best and Z = sum(e^x), the entropy is log Z - sum(x e^x) / Z. This form stays accurate if one
     token has nearly all of the probability. (torch's softmax kernels sum less accurately than ``sum``.) It is
@@ -45,7 +38,7 @@ def row_statistics(logits: Tensor, best: Tensor) -> RowStatistics:
     if logits.device.type != "cpu" or products.isnan().any():
         products = _row_products(weights, below.clamp_(min=_NOTHING))
     log_total = total.log()
-    return RowStatistics(best + log_total, (log_total - products / total).clamp_(min=0))
+    return best + log_total, (log_total - products / total).clamp_(min=0)
 
 
 def _row_products(left: Tensor, right: Tensor) -> Tensor:
@@ -55,26 +48,14 @@ def _row_products(left: Tensor, right: Tensor) -> Tensor:
     return torch.linalg.vecdot(left, right)
 
 
-class TokenStatistics(NamedTuple):
-    """Statistics of t tokens: their log-probabilities, and the entropies and margins of their distributions."""
-
-    log_probs: list[float]
-    entropies: list[float]
-    margins: list[float]
-
-
-def token_statistics(logits: Tensor, token_ids: Tensor) -> TokenStatistics:
-    """Log-probability of each token, and entropy and margin of the distribution that predicts it.
-
-    Args:
-        logits: ``[t, V]``, each row predicts one token.
-        token_ids: ``[t]``.
-    """
+def token_statistics(logits: Tensor, token_ids: Tensor) -> tuple[list[float], list[float], list[float]]:
+    """Log-probability of each of t tokens, and entropy and margin of the distribution that predicts it, ``[t, V]``."""
     logits = logits.float()
     best = logits.topk(min(2, logits.shape[1]), dim=1).values  # [t, 2]
     log_sum, entropy = row_statistics(logits, best[:, 0])
     log_probs = (logits.gather(1, token_ids[:, None])[:, 0] - log_sum).clamp(max=0)
-    return TokenStatistics(*torch.stack([log_probs, entropy, best[:, 0] - best[:, -1]]).tolist())
+    of_tokens, entropies, margins = torch.stack([log_probs, entropy, best[:, 0] - best[:, -1]]).tolist()
+    return of_tokens, entropies, margins
 
 
 def most_probable(logits: Tensor, count: int) -> list[list[tuple[int, float]]]:
@@ -91,12 +72,9 @@ def most_probable(logits: Tensor, count: int) -> list[list[tuple[int, float]]]:
 
 
 def ids_by_rank(logits: Tensor, values: list[float], token_ids: list[int], count: int) -> list[int]:
-    """The ids of the ``count`` highest logits of a row, highest first; equal logits by ascending id.
+    """The ids of the ``count`` highest logits of a row, ``[V]``, highest first; equal logits by ascending id.
 
-    Args:
-        logits: ``[V]``.
-        values, token_ids: from ``topk``, which takes any of equal logits: one more than ``count``, to show whether the
-            last one is tied with one that is left out.
+    ``topk``, which takes any of equal logits, gave one value more than ``count``, to show whether the last one is tied.
     """
     if len(values) > count and values[count - 1] == values[count] > -math.inf:
         tied = (logits == values[count]).nonzero()[:count, 0].tolist()
@@ -121,8 +99,7 @@ class NextTokens:
 
     Attributes:
         token_ids: the token ids, at least one.
-        log_probs: natural log p(w | x, y) of each token, normalized over the whole vocabulary.
-        entropy: entropy in nats of the distribution over the whole vocabulary.
+        log_probs, entropy: natural log p(w | x, y) of each token, and entropy in nats, over the whole vocabulary.
         margin: log p of the most probable token minus log p of the second; inf if only one token is allowed.
         chosen: the token that a contrasting or sampling method chooses instead of the most probable one.
         top: the most probable tokens to record, each with its log p; empty unless ``CocoaConfig.top_logprobs`` asks.
@@ -150,10 +127,6 @@ class NextTokens:
         threshold = self.log_probs[0] + math.log(gamma)
         size = sum(log_prob >= threshold for log_prob in self.log_probs[:max_candidates])
         return NextTokens(self.token_ids[:size], self.log_probs[:size], self.entropy, self.margin, top=self.top)
-
-    def with_top(self, count: int) -> NextTokens:
-        """The same with the ``count`` most probable tokens to record."""
-        return replace(self, top=tuple(zip(self.token_ids[:count], self.log_probs[:count], strict=True)))
 
 
 def next_tokens(logits: Tensor, count: int, *, native: bool = False) -> list[NextTokens | None]:
@@ -204,9 +177,7 @@ def contrasted(
     """Add to each distribution the token that a contrasting method chooses: the one with the highest ``ranked`` value.
 
     Args:
-        known: the distribution of each row, from :func:`next_tokens`.
-        logits: ``[W, V]``, the model's logits.
-        contrasts: ``[W, V]``, the contrast of every token.
+        logits, contrasts: ``[W, V]``, the model's logits, and the contrast of every token.
         ranked: ``[W, V]``, the contrasts of the allowed tokens after the processors; -inf for other tokens.
 
     Returns:
@@ -229,11 +200,7 @@ def log_probs_of(logits: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def non_finite(position: int) -> NonFiniteLogitsError:
-    """The error that no token can be chosen.
-
-    Args:
-        position: the index of the token in the whole sequence, prompt included.
-    """
+    """The error that no token can be chosen at a position of the sequence, prompt included."""
     return NonFiniteLogitsError(
         f"the logits for token {position} of the sequence (prompt included) are NaN or infinite, or a logits "
         "processor forbids every token there; check the weights, or load the model in float32 or bfloat16."
@@ -246,18 +213,14 @@ class Sampler:
     A token therefore depends on the seed and its position only: not on the batch, on tokens that were fed ahead, or on
     how often a distribution is computed.
 
-    Args:
-        method: gives the distributions.
-        config: the settings.
-        generator: the source of the random numbers, used by this sampler alone.
-        prompt_length: the number of tokens before the answer.
+    The generator of the random numbers is used by this sampler alone.
     """
 
     def __init__(
         self, method: SamplingMethod, config: CocoaConfig, generator: torch.Generator, prompt_length: int
     ) -> None:
-        self._method, self._config, self._generator = method, config, generator
-        self._prompt_length = prompt_length
+        self._method, self._config = method, config
+        self._generator, self._prompt_length = generator, prompt_length
         self._numbers: list[float] = []  # uniform in [0, 1), by position in the answer
 
     def drawn(
@@ -266,12 +229,14 @@ class Sampler:
         """Add to each distribution the token that is drawn from it.
 
         Args:
-            known: the distributions; `None` for rows in which no token can be chosen.
             logits: ``[W, V]``, after the logits processors.
             positions: for each row, the index of the next token in the whole sequence, prompt included.
         """
         totals = self._method.probabilities(logits.float(), self._config).cumsum(-1)
-        numbers = torch.tensor([[self._number(position)] for position in positions], dtype=torch.float64)
+        indices = [position - self._prompt_length for position in positions]
+        if (missing := max(indices) + 1 - len(self._numbers)) > 0:
+            self._numbers += torch.rand(missing, generator=self._generator, dtype=torch.float64).tolist()
+        numbers = torch.tensor([[self._numbers[index]] for index in indices], dtype=torch.float64)
         below = torch.nextafter(totals[:, -1:], torch.zeros_like(totals[:, -1:]))  # rounding must not reach the total
         targets = torch.minimum(numbers.to(totals.device) * totals[:, -1:], below)
         token_ids = torch.searchsorted(totals, targets, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
@@ -280,10 +245,3 @@ class Sampler:
             None if each is None else replace(each, chosen=Chosen(token_id, log_prob))
             for each, token_id, log_prob in rows
         ]
-
-    def _number(self, position: int) -> float:
-        """The random number of a position."""
-        index = position - self._prompt_length
-        if missing := max(0, index + 1 - len(self._numbers)):
-            self._numbers += torch.rand(missing, generator=self._generator, dtype=torch.float64).tolist()
-        return self._numbers[index]

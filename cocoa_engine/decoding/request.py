@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,25 +22,16 @@ from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS, SamplingMethod
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.callables import Criteria, Criterion, Processor, Processors
-from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts, try_processors
+from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.model.prompts import (
-    ChatTokens,
-    Prompt,
-    Source,
-    passage_positions,
-    prompt_ids,
-    require_room,
-)
+from cocoa_engine.model.prompts import ChatTokens, Prompt, Source, passage_positions, prompt_ids, require_room
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.timeline import Timeline
 
 FREE_LEAVES = 8
-"""Number of leaves that one pass feeds at little more than the cost of one, for all sequences in the pass together.
-
-With weights in blocks they cost more; fewer guesses are worth feeding there."""
+"""Number of leaves that one pass feeds at little more than the cost of one, for all sequences in the pass together."""
 
 
 @dataclass
@@ -50,8 +41,7 @@ class Rules:
     Attributes:
         config: the settings, with ``max_new_tokens`` limited to the context window.
         eos: token ids that end the text.
-        stop_texts: texts that end the answer and are cut off.
-        stop_ids: ids of special tokens that were given as stop texts.
+        stop_texts, stop_ids: texts that end the answer and are cut off, and ids of those that are special tokens.
         processors: transformers logits processors, called as ``(ids [1, t], logits [1, V])`` before the softmax.
         criteria: transformers stopping criteria, called as ``(ids [1, t], None)`` after each token. True ends the text.
         window_left: the number of tokens left in the context window after the prompt; `None`: no limit.
@@ -71,18 +61,11 @@ class Rules:
     sampler: Sampler | None = None
 
     def processed(self, prefix: Sequence[int], paths: Sequence[Path], scores: Tensor) -> Tensor:
-        """Apply the logits processors, in order, to each row of scores.
+        """Apply the logits processors, in order, to each row of scores, ``[W, V]``.
 
         Args:
             prefix: the token ids before all paths, prompt included.
             paths: for each row, the token ids between the prefix and the next token.
-            scores: ``[W, V]``.
-
-        Returns:
-            The processed scores, ``[W, V]``.
-
-        Raises:
-            ConfigError: a processor does not return a tensor of the same shape as its scores.
         """
         rows = []
         for path, row in zip(paths, scores, strict=True):
@@ -98,25 +81,19 @@ class Rules:
         return torch.cat(rows)
 
     def criteria_met(self, prefix: Sequence[int], path: Path) -> bool:
-        """Whether a stopping criterion ends the text after ``path``, which follows ``prefix``.
-
-        Raises:
-            ConfigError: a criterion returns neither a bool nor a tensor.
-        """
-        if not self.criteria:
-            return False
-        ids = torch.tensor([[*prefix, *path]])
-        return any(_all_true(criterion, criterion(ids, None)) for criterion in self.criteria)
-
-
-def _all_true(criterion: Criterion, met: object) -> bool:
-    if not isinstance(met, (bool, Tensor)):
-        raise ConfigError(f"the stopping criterion {type(criterion).__name__} must return a bool or a bool tensor.")
-    return bool(torch.as_tensor(met).all())
+        """Whether a stopping criterion ends the text after ``path``, which follows ``prefix``."""
+        for criterion in self.criteria:
+            met = criterion(torch.tensor([[*prefix, *path]]), None)
+            if not isinstance(met, (bool, Tensor)):
+                raise ConfigError(
+                    f"the stopping criterion {type(criterion).__name__} must return a bool or a bool tensor."
+                )
+            if torch.as_tensor(met).all():
+                return True
+        return False
 
 
 T = TypeVar("T")
-CallableT = TypeVar("CallableT", bound=Callable[..., object])
 
 
 @dataclass(frozen=True)
@@ -127,16 +104,11 @@ class PerPrompt(Generic[T]):
 
 
 def for_each(given: T | PerPrompt[T], count: int) -> Sequence[T]:
-    """The processors or criteria of each of ``count`` prompts.
-
-    Raises:
-        ConfigError: ``given`` is a :class:`PerPrompt` for another number of prompts.
-    """
-    if not isinstance(given, PerPrompt):
-        return [given] * count
-    if len(given.each) != count:
-        raise ConfigError(f"processors or criteria are given for {len(given.each)} prompts; there are {count}.")
-    return given.each
+    """The processors or criteria of each of ``count`` prompts; :class:`.ConfigError` if there are more or fewer."""
+    each = given.each if isinstance(given, PerPrompt) else [given] * count
+    if len(each) != count:
+        raise ConfigError(f"processors or criteria are given for {len(each)} prompts; there are {count}.")
+    return each
 
 
 @dataclass(frozen=True)
@@ -146,12 +118,9 @@ class Request:
     Attributes:
         prompt: token ids, at least one.
         config: the settings as the user gave them.
-        rules: the settings, end tokens, processors and stopping criteria.
         capture: the hidden states that every step returns.
         reserve_tokens: the number of tokens beyond the prompt to reserve memory for, dropped branches included.
-        cancellation: cancels the request.
         passages: the positions of the passages of the prompt whose attention mass is measured.
-        timeline: records when the phases of the call begin and end.
         question_tokens: the length of the prompt without the earlier exchange of a chat; `None` without one.
     """
 
@@ -171,53 +140,37 @@ def make_request(
     session: Session,
     prompt: Prompt,
     config: CocoaConfig,
-    *,
+    calibrator: RiskCalibrator | None = None,
     processors: Processors = None,
     criteria: Criteria = None,
     generation_config: GenerationConfig | None = None,
     cancellation: Cancellation | None = None,
     source: Source | None = None,
-    calibrator: RiskCalibrator | None = None,
     timeline: Timeline | None = None,
 ) -> Request:
     """Check a prompt and its settings, and make a request of them.
 
-    Args:
-        session: the model and the tokenizer.
-        prompt: a text or token ids.
-        config: the settings.
-        processors, criteria: transformers logits processors and stopping criteria.
-        generation_config: used instead of the model's own.
-        cancellation: cancels the request; `None` creates a new one.
-        source: the passages of the prompt.
-        calibrator: its heads and its probe are measured.
-        timeline: records the phases of the call; `None` creates a new one.
-
-    Raises:
-        PromptError: the prompt is empty, of a wrong type, or too long for the context window.
-        ConfigError: a setting does not fit the model, an argument is of another type, or a passage is not in the
-            prompt.
-        UnsupportedModelError: the method masks attention heads, and the model has none.
+    The arguments are those of :meth:`CocoaEngine.generate`. The calibrator's heads and its probe are measured.
     """
     if generation_config is not None:
         of_type(generation_config, GenerationConfig, "generation_config")
     cancellation = given_or_new(cancellation, Cancellation, "cancellation")
     timeline = given_or_new(timeline, Timeline, "timeline")
-    model, tokens, given = session.model, session.tokens, config
+    model, tokens, method, asked = session.model, session.tokens, METHODS[config.method], config
     capture = capture_spec(model, config, calibrator)
     ids = prompt_ids(model, tokens, prompt)
     passages = passage_positions(tokens, prompt, ids, source)
     window, left = model.context_window, None
     require_room(window, len(ids))
     if window is not None:
-        left = window - len(ids) * (2 if METHODS[config.method].reads_back else 1)
+        left = window - len(ids) * (2 if method.reads_back else 1)
         if left < 1:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens and method={config.method!r} reads it twice: the model's context "
                 f"window is {window}. Shorten the prompt to less than half of it."
             )
         config = config.replace(max_new_tokens=min(config.max_new_tokens, left))
-    generator, sampler, method = None, None, METHODS[config.method]
+    generator, sampler = None, None
     if config.temperature > 0:
         generator = torch.Generator()
         generator.manual_seed(model.fresh_seed() if config.seed is None else config.seed)
@@ -226,19 +179,18 @@ def make_request(
     eos = eos_token_ids(model.model, tokens, generation_config)
     texts = (*config.stop, *stop_texts(model.model, generation_config))
     penalty = config.repetition_penalty or method.repetition_penalty
-    own = logits_processors(model.model, eos, ids, config.max_new_tokens, penalty, generation_config)
-    if own:
-        try_processors(model.model, eos, ids, model.vocab_size, penalty, generation_config)
+    of_call = logits_processors(model, eos, ids, config.max_new_tokens, penalty, generation_config)
+    for processor in _as_list("logits_processor", processors):
+        # a grammar returns a new processor, because it tracks its state in the answer
+        for_prompt = getattr(processor, "for_prompt", None)
+        of_call.append(processor if for_prompt is None else cancellation.run(for_prompt, ids))
     stops = {stop: tokens.special_token_id(stop) for stop in texts}
     rules = Rules(
         config=config,
         eos=eos,
         stop_texts=tuple(stop for stop, token_id in stops.items() if token_id is None),
         stop_ids=frozenset(token_id for token_id in stops.values() if token_id is not None),
-        processors=[
-            *own,
-            *(cancellation.run(_for_prompt, processor, ids) for processor in _as_list("logits_processor", processors)),
-        ],
+        processors=of_call,
         criteria=_as_list("stopping_criteria", criteria),
         window_left=left,
         generator=generator,
@@ -251,7 +203,7 @@ def make_request(
     reserve = config.max_new_tokens + min(leaves * span, SPARE_SLOTS)
     return Request(
         ids,
-        given,
+        asked,
         rules,
         capture,
         reserve,
@@ -262,18 +214,11 @@ def make_request(
     )
 
 
-def _for_prompt(processor: Processor, prompt: list[int]) -> Processor:
-    """The processor for one prompt. A grammar returns a new processor, because it tracks its state in the answer."""
-    for_prompt = getattr(processor, "for_prompt", None)
-    return processor if for_prompt is None else for_prompt(prompt)
-
-
 def capture_spec(model: LanguageModel, config: CocoaConfig, calibrator: RiskCalibrator | None = None) -> CaptureSpec:
     """What every step must return in addition to the logits, under the given settings and for the given calibrator.
 
     Raises:
-        ConfigError: the window of middle layers ends beyond the last layer, or the method's layers or heads do not fit
-            the model.
+        ConfigError: the window of middle layers, or the method's layers or heads, do not fit the model.
         UnsupportedModelError: the method masks attention heads, and the model has none.
     """
     first, last = config.middle_layers or middle_layers(model.num_layers)
@@ -296,11 +241,11 @@ def capture_spec(model: LanguageModel, config: CocoaConfig, calibrator: RiskCali
     )
 
 
-def _as_list(name: str, given: CallableT | Sequence[CallableT] | None) -> list[CallableT]:
-    if given is None:
+def _as_list(name: str, values: Any) -> list[Any]:
+    if values is None:
         return []
     # a transformers list is itself callable, so test for lists first
-    values = list(given) if isinstance(given, Sequence) else [given]
+    values = list(values) if isinstance(values, Sequence) else [values]
     if any(not callable(value) for value in values):
         raise ConfigError(f"{name} must be a transformers processor or criterion (a callable), or a list of them.")
     return values

@@ -12,10 +12,8 @@ from cocoa_engine.results import Generation
 from cocoa_engine.risk.policy import RiskMeasure, reaches
 from cocoa_engine.spans import Span, Usage
 
-LOOP = 24
-"""The number of tokens in which a loop is looked for."""
-LONGEST = 8
-"""The number of tokens in the longest sequence that a loop repeats."""
+LOOP, LONGEST = 24, 8
+"""The number of tokens in which a loop is looked for, and of the longest sequence that it repeats."""
 
 
 def is_loop(token_ids: Sequence[int]) -> bool:
@@ -41,8 +39,6 @@ def complete_span(
     Args:
         span: the span. Its ``token_ends`` may lie behind its end, where a stop text was cut off.
         text_range: ``(start, end, text)`` of the span in the answer.
-        config: the settings that determine the limit of the risk.
-        measure: computes the risk.
         repeats: whether the answer runs in a loop where the span ends.
     """
     start, end, text = text_range
@@ -64,20 +60,11 @@ def complete_span(
 
 
 def make_generation(
-    spans: Sequence[Span],
-    config: CocoaConfig,
-    measure: RiskMeasure,
-    usage: dict[str, int],
-    **values: Any,
+    spans: Sequence[Span], config: CocoaConfig, measure: RiskMeasure, usage: dict[str, int], **values: Any
 ) -> Generation:
     """The answer that consists of ``spans``, as the calibrator rates it.
 
-    Args:
-        spans: the complete spans.
-        config: the settings as the user gave them.
-        measure: computes the risk of the answer.
-        usage: the fields of :class:`.Usage` that do not follow from the spans.
-        **values: the fields of :class:`.Generation` that do not follow from the spans.
+    ``usage`` and ``values`` are the fields of :class:`.Usage` and :class:`.Generation` that do not follow from them.
     """
     token_ids = [token_id for span in spans for token_id in span.token_ids]
     risk_points = sum(span.kind == "risk_point" for span in spans)

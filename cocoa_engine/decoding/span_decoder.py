@@ -22,11 +22,11 @@ from cocoa_engine.decoding.branch import (
     span_score,
     with_source_attention,
 )
-from cocoa_engine.decoding.distributions import MLDS_ALONE, Distributions, StateReader, TokenOutput
+from cocoa_engine.decoding.distributions import TokenOutput
 from cocoa_engine.decoding.next_tokens import NextTokens
 from cocoa_engine.decoding.request import Rules
 from cocoa_engine.decoding.speculation import AnswerHistory
-from cocoa_engine.decoding.token_feed import FreeRows, TokenFeed
+from cocoa_engine.decoding.token_feed import TokenFeed
 from cocoa_engine.equations import may_be_kept, span_log_probs
 from cocoa_engine.execution.backends import FeedRequest, Path, StepOutput, TokenTree
 from cocoa_engine.methods import METHODS
@@ -42,11 +42,8 @@ class SpanDecoder:
         prompt: token ids.
         rules: the request's settings, end tokens, processors and stopping criteria.
         track: decodes the answer's tokens to text; no token has been pushed yet.
-        draft_tokens: the maximum number of guessed tokens fed after each leaf.
-        free_rows, cost_of_a_row: see :class:`~cocoa_engine.decoding.token_feed.TokenFeed`.
-        native: rank tokens with the native kernel.
+        feed: decides in which pass each token is fed.
         measure: computes the risk of a span, which ``max_risk`` limits; `None` if there is no limit.
-        states: divides the captured states into those of the MLDS and of the calibrator's probe.
 
     Attributes:
         decided: the finished spans, in order, without their texts and risks.
@@ -58,26 +55,17 @@ class SpanDecoder:
         prompt: Sequence[int],
         rules: Rules,
         track: Detokenizer,
-        *,
-        draft_tokens: int = 0,
-        free_rows: FreeRows = lambda: 1,
-        cost_of_a_row: float = 0.0,
-        native: bool = False,
+        feed: TokenFeed,
         measure: RiskMeasure | None = None,
-        states: StateReader = MLDS_ALONE,
     ) -> None:
         self.prompt = list(prompt)
-        self.rules = rules
-        self.config = rules.config
-        self.method = METHODS[rules.config.method]
+        self.rules, self.config, self.method = rules, rules.config, METHODS[rules.config.method]
         self.track = track
         self.decided: list[Span] = []
         self.finish_reason: FinishReason | None = None
         self._token_ids = list(prompt)  # the prompt and the committed tokens
-        self._measure = measure
+        self._feed, self._measure = feed, measure
         self._history = AnswerHistory(self.prompt)
-        self._distributions = Distributions(rules, native=native, states=states)
-        self._feed = TokenFeed(prompt, rules, self._distributions, draft_tokens, free_rows, cost_of_a_row)
 
     def decode(self, tree: TokenTree, first: Tensor | None) -> Generator[FeedRequest, StepOutput, None]:
         """Decode until the answer ends. Yields what to feed next and receives the output of the pass.
@@ -85,10 +73,6 @@ class SpanDecoder:
         Args:
             tree: the sequence. Its prompt has been fed; for a contrasting method, all of it but the last token.
             first: ``[V]``, the logits after the prompt; `None` for a contrasting method.
-
-        Raises:
-            NonFiniteLogitsError: the logits after a path are NaN or +inf, or allow no token.
-            ConfigError: a logits processor or stopping criterion returns a wrong type or shape.
         """
         following = yield from self._begin(tree, first)
         run = Branch(self.track)
@@ -101,7 +85,10 @@ class SpanDecoder:
                     break
             if at_risk_point and self.method.branches:
                 branches = yield from self.grow(candidates)
-                branch = self._choose(branches, (yield from self._mutual_information(branches)))
+                pmi = [0.0] * len(branches)
+                if self.method.reads_back:
+                    pmi = yield from self._feed.read_back(self.prompt, [branch.path for branch in branches])
+                branch = self._choose(branches, pmi)
                 path = branch.path
                 run = Branch(branch.track)
             else:
@@ -122,7 +109,9 @@ class SpanDecoder:
         that they change no choice. The generator yields the paths to feed, and receives the output of the pass or a
         :class:`TokenOutput` for each path. It returns the finished branches.
         """
-        left = self._window_left
+        boundary, left = self.config.span_boundary, self.rules.window_left
+        if left is not None:
+            left -= len(self._token_ids) - len(self.prompt)
         longest = self.config.max_span_tokens if left is None else min(self.config.max_span_tokens, left)
         branches = [Branch(self.track.fork()) for _ in candidates.token_ids]
         for rank, branch in enumerate(branches):
@@ -134,8 +123,18 @@ class SpanDecoder:
             outputs = yield from self._feed.feed(paths, growing, max(longest, self._tokens_left))
             self._add_outputs(live, outputs, paths, left)
             for branch in live:
-                branch.at_boundary = branch.at_boundary or length == longest or self._at_own_boundary(branch)
-            live = self._live(branches)
+                if branch.ended or length == longest:
+                    branch.at_boundary = True
+                elif boundary != "fixed" and not branch.at_boundary:
+                    assert branch.next is not None
+                    branch.at_boundary = len(self._competing(branch.next).token_ids) > 1
+            short = [branch for branch in branches if not branch.at_boundary]
+            if boundary == "own":
+                live = short
+            elif boundary == "left":
+                live = short if len(short) == len(branches) else []
+            else:  # right, fixed: up to the latest
+                live = [branch for branch in branches if not branch.ended] if short else []
             for branch in live:
                 assert branch.next is not None
                 self._append(branch, branch.next)
@@ -143,11 +142,7 @@ class SpanDecoder:
         return branches
 
     def score_candidates(self, branches: Sequence[Branch], pmi: Sequence[float] = ()) -> list[Candidate]:
-        """Score the branches of a risk point. The first candidate returned is the greedy one.
-
-        Args:
-            pmi: PMI(S; x) of each branch S, for a method that scores the prompt again (Diver).
-        """
+        """Score the branches of a risk point, with PMI(S; x) of each. The first candidate is the greedy one."""
         ended = [bool(branch.ended) for branch in branches]
         log_probs = span_log_probs([branch.log_probs for branch in branches], self.config.span_log_prob, ended)
         start = len(self.track.text)
@@ -171,12 +166,6 @@ class SpanDecoder:
         """The number of tokens that may still be added to the answer."""
         return self.config.max_new_tokens - (len(self._token_ids) - len(self.prompt))
 
-    @property
-    def _window_left(self) -> int | None:
-        """The number of tokens that still fit the context window; `None`: no limit."""
-        left = self.rules.window_left
-        return None if left is None else left - (len(self._token_ids) - len(self.prompt))
-
     def _begin(self, tree: TokenTree, first: Tensor | None) -> Generator[FeedRequest, StepOutput, NextTokens]:
         """The next-token distribution after the prompt. Feeds the prompt's last token if ``first`` is `None`."""
         self._feed.feeds_ahead = tree.keeps_rest and not self.method.reads_back
@@ -188,7 +177,7 @@ class SpanDecoder:
         else:
             last = TokenOutput(first)
         self._feed.last = last
-        return self._distributions.after(self._token_ids, [()], [last])[0]
+        return self._feed.distributions.after(self._token_ids, [()], [last])[0]
 
     def _extend(self, run: Branch, following: NextTokens) -> Generator[Sequence[Path], StepOutput, Path]:
         """Add the best next token to a greedy run, and feed it."""
@@ -200,12 +189,6 @@ class SpanDecoder:
         outputs = yield from self._feed.feed([taken], [] if run.ended else [taken], left)
         self._add_outputs([run], outputs, [taken], left)
         return taken
-
-    def _mutual_information(self, branches: Sequence[Branch]) -> Generator[FeedRequest, StepOutput, list[float]]:
-        """PMI(S; x) of each branch S if the method uses it, otherwise zeros."""
-        if not self.method.reads_back:
-            return [0.0] * len(branches)
-        return (yield from self._feed.read_back(self.prompt, [branch.path for branch in branches]))
 
     def _choose(self, branches: Sequence[Branch], pmi: Sequence[float]) -> Branch:
         """Score the branches, choose one, and record it as a span with all its candidates.
@@ -234,7 +217,7 @@ class SpanDecoder:
             measured = con, f, *log_prob_and_score(self.config, branch.log_probs, con, f, pmi=pmi[chosen])
         if stop is not None:
             branch.ended = branch.ended or "stop"
-        self._record(branch, *measured, candidates, chosen)
+        self._record(branch, measured, candidates, chosen)
         return branch
 
     def _record_run(self, run: Branch) -> Branch:
@@ -242,20 +225,14 @@ class SpanDecoder:
         if run.token_ids:
             (con,), (f,) = branch_mlds([run])
             scored = log_prob_and_score(self.config, run.log_probs, con, f, contrasts=run.contrasts)
-            self._record(run, con, f, *scored)
+            self._record(run, (con, f, *scored))
         return Branch(run.track)
 
     def _record(
-        self,
-        branch: Branch,
-        con: float,
-        f: float,
-        log_prob: float,
-        score: float,
-        candidates: Sequence[Candidate] = (),
-        chosen: int | None = None,
+        self, branch: Branch, measured: Sequence[float], candidates: Sequence[Candidate] = (), chosen: int | None = None
     ) -> None:
-        """Add a span to ``decided``. Decoding ends here if its risk reaches ``max_risk``."""
+        """Add a span with both MLDS, log p_S and its score to ``decided``. Decoding ends if it reaches ``max_risk``."""
+        con, f, log_prob, score = measured
         copied, before = self._history.extend(branch.token_ids, branch.log_probs, branch.entropies)
         span = Span(
             **NOT_PLACED,
@@ -295,22 +272,6 @@ class SpanDecoder:
         """The candidate set."""
         return following.competing(self.config.gamma, self.config.max_candidates)
 
-    def _at_own_boundary(self, branch: Branch) -> bool:
-        """Whether a branch is at its own next risk point, or has ended."""
-        if branch.ended:
-            return True
-        assert branch.next is not None
-        return self.config.span_boundary != "fixed" and len(self._competing(branch.next).token_ids) > 1
-
-    def _live(self, branches: Sequence[Branch]) -> list[Branch]:
-        """The branches that grow by another token under the configured ``span_boundary``."""
-        short = [branch for branch in branches if not branch.at_boundary]
-        if self.config.span_boundary == "own":
-            return short
-        if self.config.span_boundary == "left":
-            return short if len(short) == len(branches) else []
-        return [branch for branch in branches if not branch.ended] if short else []  # right, fixed: up to the latest
-
     def _append(self, branch: Branch, following: NextTokens, rank: int | None = None) -> None:
         """Add a next token, by default the best, to a branch, and check whether it ends the text."""
         branch.add_token(following, rank)
@@ -321,12 +282,7 @@ class SpanDecoder:
             branch.ended = "eos"
 
     def _stops(self, branch: Branch, length: int, path: Path) -> bool:
-        """Whether the answer stops after some of a branch's tokens. It is asked of tokens of the answer only.
-
-        Args:
-            length: their number.
-            path: those of them that are not committed yet.
-        """
+        """Whether the answer stops after the first tokens of a branch, of which ``path`` are not committed yet."""
         return (
             branch.token_ids[length - 1] in self.rules.stop_ids
             or branch.track.stops_at(branch.ends[length - 1])
@@ -336,11 +292,7 @@ class SpanDecoder:
     def _add_outputs(
         self, branches: Sequence[Branch], outputs: Sequence[TokenOutput], paths: Sequence[Path], left: int | None
     ) -> None:
-        """Add the output for each branch's last token: its states, and the distribution after it.
-
-        Args:
-            left: the number of tokens after which no token may follow; `None`: no limit.
-        """
+        """Add the output for each branch's last token: its states, and the distribution after it, before ``left``."""
         for branch, output in zip(branches, outputs, strict=True):
             branch.add_output(output)
         # processors are not called after an end: a grammar would allow no token there
@@ -348,7 +300,7 @@ class SpanDecoder:
             at for at, branch in enumerate(branches) if not branch.ended and (left is None or len(paths[at]) < left)
         ]
         if open_ended:
-            following = self._distributions.after(
+            following = self._feed.distributions.after(
                 self._token_ids, [paths[at] for at in open_ended], [outputs[at] for at in open_ended]
             )
             for at, distribution in zip(open_ended, following, strict=True):

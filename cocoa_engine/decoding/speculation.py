@@ -8,19 +8,12 @@ from typing import NamedTuple
 
 from cocoa_engine.spans import Preceding
 
-LONGEST = 3
-"""Maximum length of a copied run. Longer runs are not told apart, because three tokens rarely match by chance."""
-
-NEAR = 4
-"""Number of tokens before a span that are averaged."""
+LONGEST = 3  # of a copied run; longer runs are not told apart, because three tokens rarely match by chance
+NEAR = 4  # tokens before a span that are averaged
 
 
 class AnswerHistory:
-    """The tokens of a growing answer, and their statistics.
-
-    Args:
-        prompt: token ids of the prompt.
-    """
+    """The tokens of a growing answer after a prompt, and their statistics."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self._prompt = prompt
@@ -32,28 +25,16 @@ class AnswerHistory:
     def extend(
         self, token_ids: Sequence[int], log_probs: Sequence[float], entropies: Sequence[float]
     ) -> tuple[list[int], Preceding]:
-        """Add the t tokens of a span.
-
-        Args:
-            token_ids: the span's token ids.
-            log_probs, entropies: their statistics, as in :class:`~cocoa_engine.spans.Measured`.
-
-        Returns:
-            For each token, the length of the longest run of answer tokens that ends with it and occurs in the prompt
-            (at most :data:`LONGEST`; 0 if the prompt does not contain the token); and the statistics of the text before
-            the span.
-        """
-        before = preceding(self._log_probs, self._entropies, self._copied)
-        copied = [self._run(token_id) for token_id in token_ids]
+        """Add the tokens of a span. Returns its ``token_copied``, and the statistics of the text before it."""
+        before, copied = preceding(self._log_probs, self._entropies, self._copied), []
+        for token_id in token_ids:
+            self._last = (*self._last, token_id)[-LONGEST:]
+            sizes = range(len(self._last), 0, -1)
+            copied.append(next((size for size in sizes if self._last[-size:] in self._runs[size - 1]), 0))
         self._log_probs.extend(log_probs)
         self._entropies.extend(entropies)
         self._copied.extend(copied)
         return copied, before
-
-    def _run(self, token_id: int) -> int:
-        self._last = (*self._last, token_id)[-LONGEST:]
-        sizes = range(len(self._last), 0, -1)
-        return next((size for size in sizes if self._last[-size:] in self._runs[size - 1]), 0)
 
     @cached_property
     def _runs(self) -> list[set[tuple[int, ...]]]:
@@ -62,12 +43,7 @@ class AnswerHistory:
 
 
 def preceding(log_probs: Sequence[float], entropies: Sequence[float], copied: Sequence[int]) -> Preceding:
-    """The statistics of the text before a span.
-
-    Args:
-        log_probs, entropies, copied: one entry for each token before the span. ``copied`` is the first result of
-            :meth:`AnswerHistory.extend`.
-    """
+    """The statistics of the text before a span, from those of its tokens."""
     near = copied[-NEAR:]
     if not near:
         return Preceding()
@@ -80,20 +56,14 @@ def preceding(log_probs: Sequence[float], entropies: Sequence[float], copied: Se
     )
 
 
-_INITIAL_ACCURACY = {3: 0.4, 2: 0.4, 1: 0.1}
-"""Initial accuracy of guesses, by the number of matching tokens. Longer matches are tried first."""
-
+_INITIAL_ACCURACY = {3: 0.4, 2: 0.4, 1: 0.1}  # of guesses, by matching tokens; longer matches are tried first
 _LONGEST = max(_INITIAL_ACCURACY)
-
-_DECAY = 0.8
-"""Weight of the previous accuracy in its exponential moving average."""
-
-_USEFUL_SHARE = 0.8
-"""Share of right guesses that save a pass if there are several branches. All of them wait for the slowest one."""
+_DECAY = 0.8  # weight of the previous accuracy in its exponential moving average
+_USEFUL_SHARE = 0.8  # of right guesses save a pass if there are several branches, which wait for the slowest one
 
 
 class Guess(NamedTuple):
-    """Guessed next tokens, and the number of tokens before them that matched. Without a match: no tokens, and 0."""
+    """Guessed next tokens, and the number of tokens before them that matched: 0 without a guess."""
 
     token_ids: tuple[int, ...]
     matched: int
@@ -146,19 +116,14 @@ class PromptLookup:
         length, matched = len(last), 0
         end = length + min(count, self._most)
         while len(last) < end:
-            size, ids, start = self._last_occurrence(last)
+            sizes = (size for size in _INITIAL_ACCURACY if len(last) >= size and tuple(last[-size:]) in self._follows)
+            size = next(sizes, 0)
             if not size or size < matched:  # a shorter match is less often right
                 break
             matched = matched or size
+            ids, start = self._follows[tuple(last[-size:])]
             last += ids[start : start + end - len(last)]
         return Guess(tuple(last[length:]), matched)
-
-    def _last_occurrence(self, last: list[int]) -> tuple[int, list[int], int]:
-        """The number of last tokens that occurred before, the tokens that contain them, and the index after them."""
-        for size in _INITIAL_ACCURACY:
-            if len(last) >= size and (found := self._follows.get(tuple(last[-size:]))):
-                return size, *found
-        return 0, [], 0
 
     def worth(self, matched: int, paths: int, cost: float) -> int:
         """The number of guessed tokens that are worth feeding.
@@ -166,7 +131,6 @@ class PromptLookup:
         The n-th token saves a pass if it and the tokens before it are right, and if no other path takes longer.
 
         Args:
-            matched: the number of tokens before the guess that matched.
             paths: the number of paths with guesses in the pass.
             cost: the cost of a further row in a pass of few rows, as a share of the cost of the first one.
         """

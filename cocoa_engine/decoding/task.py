@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 
-from cocoa_engine.decoding.distributions import StateReader
+from torch import Tensor
+
+from cocoa_engine.decoding.distributions import Distributions, StateReader
 from cocoa_engine.decoding.request import FREE_LEAVES, Request
 from cocoa_engine.decoding.result_builder import LOOP, complete_span, is_loop, make_generation
 from cocoa_engine.decoding.span_decoder import SpanDecoder
+from cocoa_engine.decoding.token_feed import TokenFeed
 from cocoa_engine.errors import CalibrationError, ConfigError, UnsupportedModelError
 from cocoa_engine.execution.backends import Backend, FeedRequest, StepOutput
-from cocoa_engine.execution.scheduler import Scheduler, Work
+from cocoa_engine.execution.scheduler import Work
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.model.detokenizer import Detokenizer, SpanTexts
@@ -20,19 +23,14 @@ from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import RiskCalibrator
-from cocoa_engine.risk.policy import RiskMeasure, measures_source
+from cocoa_engine.risk.policy import RiskPolicy, measures_source
 from cocoa_engine.spans import Span
 
 
 def require_ability(
     method: str, backend: Backend, capture: CaptureSpec, calibrator: RiskCalibrator | None = None
 ) -> None:
-    """Check that a backend can run a method, and can measure what a calibrator needs.
-
-    Raises:
-        UnsupportedModelError: the method masks attention heads, and the model's attention cannot be replaced.
-        CalibrationError: the calibrator needs the source attention, and the model's attention cannot be seen.
-    """
+    """Check that a backend can run a method, and can measure what a calibrator needs."""
     if calibrator is not None and not measures_source(calibrator, backend):
         raise CalibrationError(
             "the calibrator needs the attention of the model on the prompt, which cannot be seen here: the model "
@@ -52,81 +50,67 @@ class DecodeTask:
     Feed ``work`` and call :meth:`advance` until ``work`` is `None`; then fetch the spans with :meth:`ready` and the
     answer with :meth:`generation`.
 
-    Args:
-        request: the checked request.
-        session: the model and the scheduler.
-        measure: computes the risk of spans and of the answer.
-        backend: the session's backend, if the caller has just asked for it.
-
     Attributes:
         work: what to feed next; `None` once the answer is complete.
 
     Raises:
         UnsupportedModelError: the method needs an ability that the backend of this model lacks.
+        CalibrationError: the calibrator needs the source attention, and the model's attention cannot be seen.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        session: Session,
-        measure: RiskMeasure,
-        backend: Backend | None = None,
-    ) -> None:
+    def __init__(self, request: Request, session: Session, risk: RiskPolicy) -> None:
         request.timeline.started = time.monotonic()
-        config = request.config
-        backend, scheduler = backend or session.backend, session.scheduler
+        backend = session.backend  # once for a call: it reads the model's state
+        method = METHODS[request.config.method]
+        self._request, self._session, self._backend = request, session, backend
+        self._measure = risk.measure(request.config, request.passages, backend=backend)
+        require_ability(request.config.method, backend, request.capture, self._measure.calibrator)
         # a contrasting method also needs the other logits at the prompt's last token, which is therefore fed as a step
-        contrasts = isinstance(METHODS[config.method], ContrastingMethod)
-        prefill = request.prompt[:-1] if contrasts else request.prompt
-        require_ability(config.method, backend, request.capture, measure.calibrator)
+        self._contrasts = isinstance(method, ContrastingMethod)
+        prefill = request.prompt[:-1] if self._contrasts else request.prompt
         reserve = request.reserve_tokens + len(request.prompt) - len(prefill)
         (self._tree,) = backend.open([prefill], reserve, request.capture)
         self._tree.passages = request.passages
-        if METHODS[config.method].reads_back and not self._tree.keeps_rest:
+        if method.reads_back and not self._tree.keeps_rest:
             raise UnsupportedModelError(
-                f"method={config.method!r} reads the prompt again after every candidate, which needs a model whose "
-                f"branches share one cache; this model runs on the backend {backend.name!r} (see `cocoa info`)."
+                f"method={request.config.method!r} reads the prompt again after every candidate, which needs a model "
+                f"whose branches share one cache; this model runs on the backend {backend.name!r} (see `cocoa info`)."
             )
-        self._decoder = SpanDecoder(
+        states = StateReader.of(request.capture, self._measure.calibrator)
+        feed = TokenFeed(
             request.prompt,
-            request.rules,
-            Detokenizer(session.tokens, request.rules.stop_texts),
-            draft_tokens=session.runtime.draft_tokens,
-            free_rows=lambda: FREE_LEAVES // max(1, scheduler.running),
-            cost_of_a_row=backend.cost_of_a_row,
-            native=backend.native,
-            measure=measure,
-            states=StateReader.of(request.capture, measure.calibrator),
+            Distributions(request.rules, native=backend.native, states=states),
+            session.runtime.draft_tokens,
+            lambda: FREE_LEAVES // max(1, session.scheduler.running),
+            backend.cost_of_a_row,
         )
-        self._model_name, self._measure = session.model_name, measure
+        track = Detokenizer(session.tokens, request.rules.stop_texts)
+        self._decoder = SpanDecoder(request.prompt, request.rules, track, feed, self._measure)
         self._texts = SpanTexts()
         self._spans: list[Span] = []
         self._last: list[int] = []  # tokens, in which a loop is looked for
         self._loop: Generator[FeedRequest, StepOutput, None] | None = None
-        self._request, self._backend, self._scheduler, self._contrasts = request, backend, scheduler, contrasts
-        self.work: Work | None = self._new_work(None)
-        if not prefill:
-            request.timeline.prompt_read = time.monotonic()
-            self._loop = self._decoder.decode(self._tree, None)
-            self.work = self._new_work(next(self._loop))
+        self.work: Work | None = self._new_work(None if prefill else self._begin(None))
+
+    def _begin(self, first: Tensor | None) -> FeedRequest:
+        """Begin the decode loop after the prompt, with the logits after it. Returns what to feed first."""
+        self._request.timeline.prompt_read = time.monotonic()
+        self._loop = self._decoder.decode(self._tree, None if self._contrasts else first)
+        return next(self._loop)
+
+    def _new_work(self, paths: FeedRequest | None) -> Work:
+        return Work(self._backend, self._tree, self._request.capture, paths, cancellation=self._request.cancellation)
 
     def advance(self) -> None:
-        """Pass the output of ``work`` to the decode loop and set ``work`` to the next request.
-
-        Raises:
-            Exception: any error of the forward pass, or of the request's own processors and criteria.
-        """
+        """Pass the output of ``work`` to the decode loop and set ``work`` to the next request."""
         done = self.work
         assert done is not None
         if done.error is not None:
             raise done.error
-        with self._scheduler.user_code():
+        with self._session.scheduler.user_code():
             try:
                 if self._loop is None:
-                    assert done.first is not None
-                    self._request.timeline.prompt_read = time.monotonic()
-                    self._loop = self._decoder.decode(self._tree, None if self._contrasts else done.first)
-                    paths = next(self._loop)
+                    paths = self._begin(done.first)
                 else:
                     assert done.output is not None
                     paths = self._loop.send(done.output)
@@ -156,18 +140,13 @@ class DecodeTask:
 
     def generation(self) -> Generation:
         """The whole answer. Call it once ``work`` is `None` and :meth:`ready` has returned every span."""
-        usage = {
-            "prompt_tokens": len(self._request.prompt),
-            "cached_tokens": self._tree.cached_tokens,
-            "forward_passes": self._tree.forward_passes,
-            "fed_tokens": self._tree.fed_tokens,
-        }
+        counts = ("cached_tokens", "forward_passes", "fed_tokens")
         return make_generation(
             self._spans,
             self._request.config,
             self._measure,
-            usage,
-            model_name=self._model_name,
+            {"prompt_tokens": len(self._request.prompt), **{name: getattr(self._tree, name) for name in counts}},
+            model_name=self._session.model_name,
             finish_reason=self._decoder.finish_reason,
             processed=bool(self._request.rules.processors),
             question_tokens=self._request.question_tokens,
@@ -177,31 +156,15 @@ class DecodeTask:
         """Free the request's memory. Safe to call twice."""
         self._tree.close()
 
-    def _new_work(self, paths: FeedRequest | None) -> Work:
-        return Work(self._backend, self._tree, self._request.capture, paths, cancellation=self._request.cancellation)
-
 
 @at_work
 def decode_batch(
-    requests: Sequence[Request],
-    open_task: Callable[[Request], DecodeTask],
-    scheduler: Scheduler,
-    batch_size: int,
-    *,
-    keep_errors: bool = False,
+    requests: Sequence[Request], session: Session, risk: RiskPolicy, batch_size: int, *, keep_errors: bool = False
 ) -> list[Generation | Exception]:
-    """Decode requests, at most ``batch_size`` at a time.
+    """Decode requests, at most ``batch_size`` at a time, in the batch that all calls of the engine share.
 
-    Args:
-        requests: the checked requests.
-        open_task: starts a request. It is called once the request has a batch slot.
-        scheduler: the batch that all calls of the engine share.
-        batch_size: at least 1.
-        keep_errors: return the error of a running request as its result, instead of raising it. Errors of ``open_task``
-            and of the scheduler are raised in any case.
-
-    Returns:
-        One result for each request, in order.
+    With ``keep_errors``, the error of a running request is its result. Errors of its start and of the scheduler are
+    raised in any case.
 
     Raises:
         ConfigError: ``batch_size`` is not a positive integer.
@@ -210,6 +173,7 @@ def decode_batch(
     """
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ConfigError(f"batch_size must be a whole number, at least 1 (got {batch_size!r})")
+    scheduler = session.scheduler
     results: dict[int, Generation | Exception] = {}
     running: dict[int, DecodeTask] = {}
     waiting = deque(enumerate(requests))
@@ -217,21 +181,16 @@ def decode_batch(
         while waiting or running:
             # the scheduler may refuse only the first request: a later refusal would discard finished answers
             may_refuse = len(waiting) == len(requests)
-            while (
-                waiting
-                and len(running) < batch_size
-                and scheduler.enter(
-                    wait=not running,
-                    may_refuse=may_refuse,
-                    cancellation=waiting[0][1].cancellation,
-                    owner=waiting[0][1].cancellation,
-                )
-            ):
-                number, request = waiting.popleft()
+            while waiting and len(running) < batch_size:
+                number, request = waiting[0]
+                owner = request.cancellation
+                if not scheduler.enter(wait=not running, may_refuse=may_refuse, cancellation=owner, owner=owner):
+                    break
+                waiting.popleft()
                 try:
-                    running[number] = open_task(request)
+                    running[number] = DecodeTask(request, session, risk)
                 except BaseException:
-                    scheduler.leave(request.cancellation)
+                    scheduler.leave(owner)
                     raise
             scheduler.feed([task.work for task in running.values() if task.work is not None])
             for number, task in list(running.items()):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Sequence
 import torch
 
 from cocoa_engine.decoding.distributions import Distributions, TokenOutput, logits_of
-from cocoa_engine.decoding.request import Rules
 from cocoa_engine.decoding.speculation import PromptLookup
 from cocoa_engine.execution.backends import FeedRequest, Path, ReadBack, StepOutput, TokenTree
 
@@ -18,12 +17,7 @@ Feeding = Generator[Sequence[Path], StepOutput | list[TokenOutput], list[TokenOu
 """A generator that yields paths to feed, and receives the output of the pass or one :class:`TokenOutput` per path. It
 returns the outputs of the requested paths."""
 
-_READ_AT_ONCE = 128
-"""Number of prompt tokens in one read-back pass, for all candidates together."""
-
-
-FreeRows = Callable[[], int]
-"""Returns the number of leaves of this sequence that the next forward pass can feed at little extra cost."""
+_READ_AT_ONCE = 128  # number of prompt tokens in one read-back pass, for all candidates together
 
 
 class TokenFeed:
@@ -31,13 +25,13 @@ class TokenFeed:
 
     Args:
         prompt: token ids.
-        rules: the request's rules.
         distributions: converts the output of a pass to :class:`TokenOutput`.
         draft_tokens: the maximum number of guessed tokens fed after each leaf.
-        free_rows: see :data:`FreeRows`.
+        free_rows: returns the number of leaves of this sequence that the next pass can feed at little extra cost.
         cost_of_a_row: the cost of a further row in a pass of few rows, as a share of the cost of the first one.
 
     Attributes:
+        distributions: the same.
         last: the output for the last committed token, for :meth:`read_back`.
         feeds_ahead: whether tokens are fed ahead. `False` if the sequence's tree cannot keep them, or if the method
             reads the prompt back.
@@ -46,15 +40,14 @@ class TokenFeed:
     def __init__(
         self,
         prompt: Sequence[int],
-        rules: Rules,
         distributions: Distributions,
-        draft_tokens: int,
-        free_rows: FreeRows,
-        cost_of_a_row: float,
+        draft_tokens: int = 0,
+        free_rows: Callable[[], int] = lambda: 1,
+        cost_of_a_row: float = 0.0,
     ) -> None:
         self.last: TokenOutput | None = None
         self.feeds_ahead = False
-        self._distributions, self._eos = distributions, rules.eos
+        self.distributions, self._eos = distributions, distributions.rules.eos
         self._lookup = PromptLookup(prompt, draft_tokens)
         self._free_rows, self._cost_of_a_row = free_rows, cost_of_a_row
         self._known: dict[Path, TokenOutput] = {}
@@ -66,7 +59,6 @@ class TokenFeed:
         """The outputs of some paths. Paths that have not been fed are fed now; free rows of the pass feed others ahead.
 
         Args:
-            paths: the paths whose outputs are needed.
             growing: those of ``paths`` that another token may follow.
             tokens_left: the number of tokens that may still follow the committed ones.
         """
@@ -75,7 +67,7 @@ class TokenFeed:
         if missing:
             fed = [*missing, *self._ahead(missing, growing, tokens_left)]
             step = yield fed
-            outputs = step if isinstance(step, list) else self._distributions.outputs(step)
+            outputs = step if isinstance(step, list) else self.distributions.outputs(step)
             self._known.update(zip(fed, outputs, strict=True))
         return [self._known[path] for path in paths]
 
@@ -132,21 +124,12 @@ class TokenFeed:
         return self._known[path]
 
     def commit(self, tree: TokenTree, taken: Path, likely: Sequence[int]) -> None:
-        """Commit a path. Outputs after it are kept only if one of the ``likely`` tokens has been fed ahead.
-
-        Args:
-            tree: the sequence.
-            taken: the path to commit; it must have been fed.
-            likely: the tokens that the loop may request next.
-        """
+        """Commit a path that was fed. Outputs after it are kept only if a ``likely`` next token has been fed ahead."""
         depth = len(taken)
         useful = any((*taken, token_id) in self._known for token_id in likely)
         self.last = self._known[taken]
-        self._known = {
-            path[depth:]: output
-            for path, output in self._known.items()
-            if useful and len(path) > depth and path[:depth] == taken
-        }
+        later = [path for path in self._known if useful and len(path) > depth and path[:depth] == taken]
+        self._known = {path[depth:]: self._known[path] for path in later}
         tree.commit(taken, keep_rest=useful)
         self._guesses = {path[depth:]: guess for path, guess in self._guesses.items() if path[:depth] == taken}
         self._indexed.clear()
@@ -157,12 +140,8 @@ class TokenFeed:
     ) -> Generator[FeedRequest, StepOutput, list[float]]:
         """PMI(S; x) = log p(x | x, y, S) - log p(x | x, y) of each branch S, with prompt x and committed answer y.
 
-        The prompt is fed again after every branch and after the committed tokens. The generator yields what to feed,
-        receives the outputs, and returns one value in nats for each branch.
-
-        Args:
-            prompt: token ids of x.
-            branches: the paths of the branches; they must have been fed.
+        The prompt is fed again after every branch, which must have been fed, and after the committed tokens. The
+        generator yields what to feed, receives the outputs, and returns one value in nats for each branch.
         """
         chains = [(), *branches]
         assert self.last is not None
@@ -175,6 +154,6 @@ class TokenFeed:
             step = yield [ReadBack(chain, prompt[start:end]) for chain in chains]
             log_probs = step.logits.log_softmax(-1).view(len(chains), end - start, -1)
             target_ids = targets[start + 1 : end + 1].to(log_probs.device)[None, :, None].expand(len(chains), -1, 1)
-            found = log_probs.gather(2, target_ids).double().sum(dim=(1, 2)).tolist()
-            totals = [total + more for total, more in zip(totals, found, strict=True)]
+            sums = log_probs.gather(2, target_ids).double().sum(dim=(1, 2)).tolist()
+            totals = [total + more for total, more in zip(totals, sums, strict=True)]
         return [total - totals[0] for total in totals[1:]]

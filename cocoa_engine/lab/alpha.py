@@ -26,21 +26,12 @@ if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
 
 
-class CandidateScale(NamedTuple):
-    """A candidate span: its MLDS by the configured metric, and |log p_S| in nats."""
-
-    mlds: float
-    log_prob: float
+Scale = tuple[float, float]
+"""A candidate span: its MLDS by the configured metric, and |log p_S| in nats."""
 
 
 class AlphaRange(NamedTuple):
-    """Ratios |log p_S| / MLDS over all candidate spans.
-
-    Attributes:
-        low, median, high: the quartiles of the ratio.
-        of_means: the mean |log p_S| divided by the mean MLDS.
-        candidates: the number of candidate spans.
-    """
+    """The quartiles of |log p_S| / MLDS over all candidate spans, and the mean |log p_S| divided by the mean MLDS."""
 
     low: float
     median: float
@@ -56,38 +47,26 @@ def collect(
     *,
     cache: AnswerCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
-) -> list[CandidateScale]:
-    """Decode prompts with alpha = 1 and collect every candidate of every risk point.
-
-    Args:
-        engine: the engine with the model.
-        prompts: texts or token ids.
-        config: the settings; alpha is replaced.
-        cache: the candidates of prompts that were answered before are taken from here, and others are added.
-        advance: called with the number of prompts answered since the last call.
-    """
+) -> list[Scale]:
+    """Decode prompts with alpha = 1 and collect every candidate of every risk point; see :func:`.answered`."""
     settings = config.replace(alpha=1.0)
 
     def candidates_of(generation: Generation) -> dict[str, Any]:
-        candidates = [candidate for span in generation.spans for candidate in span.candidates]
-        return {
-            "candidates": [
-                (ranking_mlds(settings, candidate.con_mlds, candidate.f_mlds), abs(candidate.log_prob))
-                for candidate in candidates
-            ]
-        }
+        candidates = (candidate for span in generation.spans for candidate in span.candidates)
+        scales = [(ranking_mlds(settings, one.con_mlds, one.f_mlds), abs(one.log_prob)) for one in candidates]
+        return {"candidates": scales}
 
     asked = answered(engine, prompts, prompts, settings, candidates_of, cache=cache, advance=advance)
-    return [CandidateScale(*value) for _, values in asked for value in values["candidates"]]
+    return [(mlds, log_prob) for _, values in asked for mlds, log_prob in values["candidates"]]
 
 
-def suggest(candidates: Sequence[CandidateScale]) -> AlphaRange:
+def suggest(candidates: Sequence[Scale]) -> AlphaRange:
     """The range of alpha that the candidates suggest. Candidates with an MLDS of 0 are ignored.
 
     Raises:
         CalibrationError: there are no candidates, because no prompt led to a risk point.
     """
-    values = np.array([candidate for candidate in candidates if candidate.mlds > 0], dtype=np.float64)
+    values = np.array([candidate for candidate in candidates if candidate[0] > 0], dtype=np.float64)
     if not len(values):
         raise CalibrationError("no candidate spans: none of the prompts led to a risk point. Give more prompts.")
     low, median, high = np.quantile(values[:, 1] / values[:, 0], [0.25, 0.5, 0.75])
@@ -95,12 +74,8 @@ def suggest(candidates: Sequence[CandidateScale]) -> AlphaRange:
     return AlphaRange(float(low), float(median), float(high), of_means, len(values))
 
 
-def draw(candidates: Sequence[CandidateScale], found: AlphaRange, metric: str, path: Path) -> None:
-    """Draw the paper's scatter plot, with lines of equal ratio at the quartiles.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+def draw(candidates: Sequence[Scale], found: AlphaRange, metric: str, path: Path) -> None:
+    """Draw the paper's scatter plot, with lines of equal ratio at the quartiles. Needs matplotlib."""
     need("matplotlib", extra="risk", what="the scatter plot")
     from matplotlib.figure import Figure
 

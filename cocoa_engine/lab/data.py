@@ -1,17 +1,21 @@
-"""Labelled data sets: one model of a row for each format, and the registry of formats."""
+"""Labelled answers, questions with known answers, and their formats: a model of a row for each, and a registry."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from random import Random
+from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 from pydantic import Field, RootModel, StrictBool, StrictInt
 
 from cocoa_engine.errors import DataError
-from cocoa_engine.lab.files import Row, RowModel, parsed, read_csv, read_json, read_json_lines, read_text
-from cocoa_engine.lab.records import LabelledSpan, LabelledText, Question, checked, read_questions, sample
+from cocoa_engine.lab.files import Row, RowModel, parsed, read_csv, read_json, read_json_lines, read_parquet, read_text
 from cocoa_engine.messages import unknown
+from cocoa_engine.text_matching import normalized
 
 __all__ = [
     "FORMATS",
@@ -25,10 +29,247 @@ __all__ = [
     "sample",
 ]
 
+MAX_PARTS = 10_000
+"""Maximum number of labelled parts of an answer."""
+
+
+@dataclass(frozen=True)
+class LabelledSpan:
+    """A labelled part of an answer.
+
+    Attributes:
+        start, end: character offsets in the answer's text, the end exclusive.
+        kind: the label's name in the data set.
+        hallucinated: whether it counts as hallucinated. Some data sets also mark harmless parts.
+    """
+
+    start: int
+    end: int
+    kind: str = "hallucinated"
+    hallucinated: bool = True
+
+
+@dataclass(frozen=True)
+class LabelledText:
+    """One answer to one prompt.
+
+    Attributes:
+        id: unique in its data set.
+        prompt: the text before the answer, for a model to continue.
+        text: the answer, as in the data set.
+        question: the same request as a chat message, without cues such as ``Answer:`` for plain continuation.
+        label: whether the answer as a whole is hallucinated. `None` if it is not labelled.
+        spans: the labelled parts, ordered by start. `None` if only the whole answer is labelled.
+        group: an id that answers to the same prompt share.
+        source: the part of the prompt and the question that should support the answer. `None` if there is none.
+    """
+
+    id: str
+    prompt: str
+    text: str
+    question: str
+    label: bool | None
+    spans: tuple[LabelledSpan, ...] | None
+    group: str
+    source: str | None = None
+
+    def without_source(self) -> LabelledText:
+        """The record with the source removed from its prompt and question.
+
+        Raises:
+            ValueError: the record has no source.
+        """
+        if not self.source:
+            raise ValueError(f"{self.id} has no source")
+        prompt, question = (text.replace(self.source, "", 1) for text in (self.prompt, self.question))
+        return replace(self, prompt=prompt, question=question)
+
+    def hallucinated_at(self, start: int, end: int) -> list[bool]:
+        """Whether each character of a range is in a hallucinated part."""
+        return [at < len(self._hallucinated) and self._hallucinated[at] for at in range(start, end)]
+
+    @cached_property
+    def _hallucinated(self) -> list[bool]:
+        """Whether each character is in a hallucinated part, up to the end of the last one."""
+        parts = [span for span in self.spans or () if span.hallucinated]
+        changes = [0] * (max((span.end for span in parts), default=0) + 1)
+        for span in parts:
+            changes[span.start] += 1
+            changes[span.end] -= 1
+        return [depth > 0 for depth in accumulate(changes)]
+
+
+def checked(records: Sequence[LabelledText], where: object, *, both_classes: bool = True) -> list[LabelledText]:
+    """Check records before a measurement, and return them.
+
+    Args:
+        records: the records.
+        where: where they were read from, for messages.
+        both_classes: require hallucinated and supported answers or parts.
+
+    Raises:
+        DataError: there are no records; an id is repeated; a prompt or an answer is empty; a source is not in
+            its prompt; a part is outside its answer, or there are more than 10,000 of them; or both classes are
+            required and only one is labelled.
+    """
+    if not records:
+        raise DataError(f"{where} has no answers.")
+    seen: set[str] = set()
+    classes: set[bool | None] = set()
+    for record in records:
+        if record.id in seen:
+            raise DataError(f"{where}: the id {record.id!r} is repeated; every answer needs its own id.")
+        seen.add(record.id)
+        for name, value in (("answer", record.text), ("prompt", record.prompt)):
+            if not value.strip():
+                raise DataError(f"{where}: the {name} of {record.id!r} is empty; give it a text or remove the record.")
+        if record.source is not None and not (record.source and record.source in record.prompt):
+            raise DataError(f"{where}: the source of {record.id!r} is not in its prompt, word for word.")
+        if record.spans is not None and len(record.spans) > MAX_PARTS:
+            raise DataError(
+                f"{where}: {record.id!r} has {len(record.spans)} labelled parts; an answer may have {MAX_PARTS}."
+            )
+        for span in record.spans or ():
+            if not 0 <= span.start < span.end <= len(record.text):
+                raise DataError(
+                    f"{where}: the labelled part {span.start}..{span.end} of {record.id!r} is empty or lies outside "
+                    f"the answer of {len(record.text)} characters."
+                )
+        if record.spans is None:
+            classes.add(record.label)
+        else:
+            characters = zip(record.text, record.hallucinated_at(0, len(record.text)), strict=True)
+            classes |= {hallucinated for character, hallucinated in characters if not character.isspace()}
+    if both_classes and not classes >= {True, False}:
+        only = "hallucinated" if True in classes else "supported"
+        raise DataError(f"{where}: every label is {only!r}; both classes are needed.")
+    return list(records)
+
+
+class Grouped(Protocol):
+    """An item with a group. Items with the same prompt have the same group."""
+
+    @property
+    def group(self) -> str: ...
+
+
+Record = TypeVar("Record", bound=Grouped)
+
+
+def sample(records: Sequence[Record], prompts: int | None = None, seed: int = 0) -> list[Record]:
+    """Draw some prompts and return their records, grouped by prompt.
+
+    Args:
+        records: the records of all prompts.
+        prompts: the number of prompts to draw at random. `None` takes all.
+        seed: the seed of the draw.
+    """
+    by: dict[str, list[Record]] = {}
+    for record in records:
+        by.setdefault(record.group, []).append(record)
+    drawn = set(by if prompts is None or prompts >= len(by) else Random(seed).sample(list(by), prompts))
+    return [record for name, same in by.items() if name in drawn for record in same]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its known answers.
+
+    Attributes:
+        text: the question itself.
+        context: the passage to answer from. `None`: the model answers from its own knowledge.
+        answers: an answer is right if it contains one of these, see :meth:`is_right`.
+        group: questions with the same group are never divided between fitting and validation.
+    """
+
+    text: str
+    context: str | None
+    answers: tuple[str, ...]
+    group: str
+
+    @property
+    def request(self) -> str:
+        """The text that the model is asked."""
+        if self.context is None:
+            return f"{self.text}\nAnswer in a few words."
+        task = "Answer the question from the passage, in a few words."
+        return f"Passage: {self.context}\n\n{task}\nQuestion: {self.text}"
+
+    def is_right(self, answer: str) -> bool:
+        """Whether an answer contains a known answer word for word, ignoring case, punctuation and articles."""
+        words = f" {normalized(answer)} "
+        return any(f" {normalized(known)} " in words for known in self.answers)
+
+
+class _Passage(RowModel):
+    text: str
+
+
+_Answers = Annotated[list[str], Field(min_length=1)]
+
+
+class _QuestionRow(RowModel):
+    """A row of one's own. NQ has passages in ``ctxs``, of which the first is the context."""
+
+    question: str
+    answers: _Answers
+    context: str | None = None
+    ctxs: list[_Passage] | None = None
+    group: str | int | float | None = None
+
+    def questions(self) -> list[Question]:
+        context = self.ctxs[0].text if self.context is None and self.ctxs else self.context
+        group = self.question if self.group is None else str(self.group)
+        return [Question(self.question, context, tuple(self.answers), group)]
+
+
+class _SwapRow(RowModel):
+    """A row of NQ-Swap: a question with its own passage, and with one in which the answer is swapped."""
+
+    question: str
+    org_context: str
+    org_answer: _Answers
+    sub_context: str
+    sub_answer: _Answers
+
+    def questions(self) -> list[Question]:
+        pairs = ((self.org_context, self.org_answer), (self.sub_context, self.sub_answer))
+        return [Question(self.question, context, tuple(answers), self.question) for context, answers in pairs]
+
+
+def read_questions(path: str | Path) -> list[Question]:
+    """Read a file of questions. Repeated questions with the same context are read once.
+
+    Raises:
+        DataError: the file cannot be read, has no questions, or a question lacks a field or a usable answer.
+        MissingExtraError: the file is parquet, and pyarrow is not installed.
+    """
+    path = Path(path)
+    swap = path.suffix == ".parquet"
+    kind: type[_QuestionRow | _SwapRow] = _SwapRow if swap else _QuestionRow
+    questions: dict[tuple[str, str | None], Question] = {}
+    swapped: set[str] = set()
+    for where, value in read_parquet(path) if swap else read_json_lines(path):
+        row = parsed(kind, value, where)
+        if row.question in swapped:  # the other rows swap in other answers
+            continue
+        for question in row.questions():
+            if not question.text.strip() or not any(normalized(answer) for answer in question.answers):
+                raise DataError(f"{where}: the question is empty, or none of its answers contains a word.")
+            questions.setdefault((question.text, question.context), question)
+        if swap:
+            swapped.add(row.question)
+    if not questions:
+        raise DataError(f"{path} has no questions.")
+    return list(questions.values())
+
+
+# --- formats of labelled answers
+
 _Ranges = list[tuple[StrictInt, StrictInt]]
 
 
-def _spans(ranges: Sequence[tuple[int, int]]) -> tuple[LabelledSpan, ...]:
+def _spans(ranges: _Ranges) -> tuple[LabelledSpan, ...]:
     return tuple(LabelledSpan(*ends) for ends in sorted(ranges))
 
 
@@ -42,19 +283,16 @@ class _Own(RowModel):
     source: str | None = None
 
 
-def read_jsonl(path: Path) -> list[LabelledText]:
+def read_jsonl(path: Path) -> Iterator[LabelledText]:
     """Read your own labelled data: JSON lines with ``id``, ``prompt``, ``text`` and ``label`` or ``spans``.
 
     >>> {"id": "1", "prompt": "Who wrote Dune?", "text": "Frank Herbert, in 1865.", "spans": [[18, 22]]}
 
     ``label`` is true for a hallucinated answer. ``spans`` are the hallucinated parts as ``[start, end]`` in characters;
     an empty list means that there are none. Two fields are optional: ``group``, an id that answers to the same prompt
-    share, and ``source``, the part of the prompt that should support the answer, word for word.
-
-    Raises:
-        DataError: a field is missing or of a wrong type, or the same answer has both labels.
+    share, and ``source``, the part of the prompt that should support the answer, word for word. The same answer has
+    one label.
     """
-    records = []
     labels: dict[tuple[str, str], bool] = {}
     for where, value in read_json_lines(path):
         row = parsed(_Own, value, where)
@@ -63,19 +301,9 @@ def read_jsonl(path: Path) -> list[LabelledText]:
             raise DataError(f"{where}: the answer has neither a label nor spans.")
         if row.spans is None and labels.setdefault((row.prompt, row.text), label) != label:
             raise DataError(f"{where}: the same answer to the same prompt has the other label in an earlier line.")
-        records.append(
-            LabelledText(
-                id=str(row.id),
-                prompt=row.prompt,
-                text=row.text,
-                question=row.prompt,
-                label=label,
-                spans=None if row.spans is None else _spans(row.spans),
-                group=row.prompt if row.group is None else str(row.group),
-                source=row.source,
-            )
-        )
-    return records
+        spans = None if row.spans is None else _spans(row.spans)
+        group = row.prompt if row.group is None else str(row.group)
+        yield LabelledText(str(row.id), row.prompt, row.text, row.prompt, label, spans, group, row.source)
 
 
 class _TruthfulQA(RowModel):
@@ -85,39 +313,20 @@ class _TruthfulQA(RowModel):
     incorrect: str = Field(alias="Incorrect Answers", pattern=r"[^\s;]")
 
 
-def read_truthfulqa(path: Path) -> list[LabelledText]:
+def read_truthfulqa(path: Path) -> Iterator[LabelledText]:
     """Read every answer of a CSV file, or of a folder's ``TruthfulQA.csv``, as a record.
 
     The best answer to a question comes first, then the other true answers, then the false ones. An answer that is
     listed as both true and false becomes two records (the published file does so with "Unknown" for two questions).
-
-    Raises:
-        DataError: a column is missing, or a question or its answers are empty.
     """
-    records = []
-    file = path / "TruthfulQA.csv" if path.is_dir() else path
-    for number, (where, value) in enumerate(read_csv(file)):
+    for number, (where, value) in enumerate(read_csv(path / "TruthfulQA.csv" if path.is_dir() else path)):
         row = parsed(_TruthfulQA, value, where)
         question = row.question.strip()
-        true = dict.fromkeys([row.best.strip(), *_answers(row.correct)])
-        for kind, answers in (("true", true), ("false", dict.fromkeys(_answers(row.incorrect)))):
-            for index, answer in enumerate(answers):
-                records.append(
-                    LabelledText(
-                        id=f"{number}-{kind}-{index}",
-                        prompt=f"Question: {question}\nAnswer:",
-                        text=answer,
-                        question=question,
-                        label=kind == "false",
-                        spans=None,
-                        group=str(number),
-                    )
-                )
-    return records
-
-
-def _answers(cell: str) -> list[str]:
-    return [answer.strip() for answer in cell.split(";") if answer.strip()]
+        for kind, cells in (("true", [row.best, *row.correct.split(";")]), ("false", row.incorrect.split(";"))):
+            answers = [answer.strip() for answer in cells if answer.strip()]
+            for index, answer in enumerate(dict.fromkeys(answers)):
+                name, prompt = f"{number}-{kind}-{index}", f"Question: {question}\nAnswer:"
+                yield LabelledText(name, prompt, answer, question, kind == "false", None, str(number))
 
 
 class _MuShroom(RowModel):
@@ -127,27 +336,16 @@ class _MuShroom(RowModel):
     hard_labels: _Ranges
 
 
-def read_mushroom(path: Path) -> list[LabelledText]:
+def read_mushroom(path: Path) -> Iterator[LabelledText]:
     """mu-SHROOM (SemEval 2025 task 3): answers of language models with hallucinated character spans, JSON lines.
 
     Read the answers of a file, or of all ``*.jsonl`` in a folder. The hard labels are the hallucinated parts.
-
-    Raises:
-        DataError: a field is missing or of a wrong type.
     """
-    rows = [row for file in _files(path, "*.jsonl") for row in read_json_lines(file)]
-    return [
-        LabelledText(
-            id=row.id,
-            prompt=f"Question: {row.model_input}\nAnswer:",
-            text=row.model_output_text,
-            question=row.model_input,
-            label=bool(row.hard_labels),
-            spans=_spans(row.hard_labels),
-            group=row.model_input,
-        )
-        for row in (parsed(_MuShroom, value, where) for where, value in rows)
-    ]
+    for where, value in (row for file in _files(path, "*.jsonl") for row in read_json_lines(file)):
+        row = parsed(_MuShroom, value, where)
+        asked, label = row.model_input, bool(row.hard_labels)
+        prompt, spans = f"Question: {asked}\nAnswer:", _spans(row.hard_labels)
+        yield LabelledText(row.id, prompt, row.model_output_text, asked, label, spans, asked)
 
 
 HALLUCINATED = "Unwanted"
@@ -175,31 +373,25 @@ class _Batch(RowModel):
     samples: list[_Sample]
 
 
-def read_faithbench(path: Path) -> list[LabelledText]:
+def read_faithbench(path: Path) -> Iterator[LabelledText]:
     """FaithBench (Bao et al., 2025): summaries by ten language models with annotated spans.
 
     Read the summaries of a file, or of all ``batch_*.json`` in a folder.
-
-    Raises:
-        DataError: a field is missing or of a wrong type.
     """
-    records = []
     for file in _files(path, "batch_*.json"):
         for row in parsed(_Batch, read_json(file), str(file)).samples:
-            spans = [annotation.span() for annotation in row.annotations]
-            records.append(
-                LabelledText(
-                    id=f"{file.stem}/{row.sample_id}",
-                    prompt=f"Passage: {row.source}\n\nSummary:",
-                    text=row.summary,
-                    question=f"Summarise this passage in a few sentences, using only what it says.\n\n{row.source}",
-                    label=any(span.hallucinated for span in spans),
-                    spans=tuple(sorted(spans, key=lambda span: (span.start, span.end))),
-                    group=row.source,
-                    source=row.source or None,
-                )
+            spans = sorted(map(_Annotation.span, row.annotations), key=lambda span: (span.start, span.end))
+            task = "Summarise this passage in a few sentences, using only what it says."
+            yield LabelledText(
+                f"{file.stem}/{row.sample_id}",
+                f"Passage: {row.source}\n\nSummary:",
+                row.summary,
+                f"{task}\n\n{row.source}",
+                any(span.hallucinated for span in spans),
+                tuple(spans),
+                row.source,
+                row.source or None,
             )
-    return records
 
 
 NO_ERROR = "No Error"
@@ -233,40 +425,23 @@ class _Dialogues(RootModel[dict[str, _Dialogue]]):
     pass
 
 
-def read_diasumfact(path: Path) -> list[LabelledText]:
+def read_diasumfact(path: Path) -> Iterator[LabelledText]:
     """DiaSumFact (Zhu et al., 2023): dialogue summaries with factual errors, by sentence and by span, one JSON file.
 
-    Read every model's summary of every dialogue.
-
-    If an error's span is empty or not found in its sentence, the whole sentence is the hallucinated part.
-
-    Raises:
-        DataError: a field is missing or of a wrong type, a sentence is not in its summary, or an answer has more errors
-            in longer sentences than can be searched.
+    Read every model's summary of every dialogue. If an error's span is empty or not found in its sentence, the whole
+    sentence is the hallucinated part.
     """
-    records = []
     file = path / "annotations.json" if path.is_dir() else path
     for name, dialogue in parsed(_Dialogues, read_json(file), str(file)).root.items():
         lines, query = "\n".join(dialogue.utterances), dialogue.query.strip()
         task = f"Summarise what the dialogue says to this question: {query}" if query else "Summarise the dialogue."
+        prompt, question = f"{lines}\n\n{task}\nSummary:", f"{task}\n\n{lines}"
         for model, summary in dialogue.annotations.items():
-            spans = _errors(summary, f"{file}, dialogue {name}, {model}")
-            records.append(
-                LabelledText(
-                    id=f"{name}/{model}",
-                    prompt=f"{lines}\n\n{task}\nSummary:",
-                    text=summary.model_prediction,
-                    question=f"{task}\n\n{lines}",
-                    label=bool(spans),
-                    spans=tuple(spans),
-                    group=name,
-                    source=lines or None,
-                )
-            )
-    return records
+            spans, text = _errors(summary, f"{file}, dialogue {name}, {model}"), summary.model_prediction
+            yield LabelledText(f"{name}/{model}", prompt, text, question, bool(spans), spans, name, lines or None)
 
 
-def _errors(summary: _Summary, where: str) -> list[LabelledSpan]:
+def _errors(summary: _Summary, where: str) -> tuple[LabelledSpan, ...]:
     spans: set[LabelledSpan] = set()
     text = summary.model_prediction
     after = searched = 0
@@ -293,47 +468,35 @@ def _errors(summary: _Summary, where: str) -> list[LabelledSpan]:
             offset = sentence.find(part) if part else -1
             ends = (start, after) if offset < 0 else (start + offset, start + offset + len(part))
             spans.add(LabelledSpan(*ends, error.error_class))
-    return sorted(spans, key=lambda span: (span.start, span.end, span.kind))
+    return tuple(sorted(spans, key=lambda span: (span.start, span.end, span.kind)))
 
 
 _PARTS = ("docid", "source", "target", "label")
 
 
-def read_xsum_token(path: Path) -> list[LabelledText]:
+def read_xsum_token(path: Path) -> Iterator[LabelledText]:
     """XSum outputs with a hallucination label for every word (Zhou et al., 2021): folders of parallel text files.
 
-    Each system's folder has a ``.docid``, ``.source``, ``.target`` and ``.label`` file with one line per summary.
-
-    Read the summaries of a system's folder, or of every such folder in a folder. ``\\'`` is read as ``'``.
-
-    Raises:
-        DataError: a file is missing, the files have different numbers of lines, or the labels of a summary do
-            not match its words.
+    Each system's folder has a ``.docid``, ``.source``, ``.target`` and ``.label`` file with one line per summary. Read
+    the summaries of a system's folder, or of every such folder in a folder. ``\\'`` is read as ``'``.
     """
-    labels = sorted([*path.glob("*.label"), *path.glob("*/*.label")])
-    if not labels:
+    files = sorted([*path.glob("*.label"), *path.glob("*/*.label")])
+    if not files:
         raise DataError(f"{path} has no .label file, and neither has a folder in it.")
-    return [record for file in labels for record in _system(file)]
-
-
-def _system(labels: Path) -> Iterator[LabelledText]:
-    lines = {part: read_text(labels.with_suffix(f".{part}")).removesuffix("\n").split("\n") for part in _PARTS}
-    if len({len(part) for part in lines.values()}) > 1:
-        counts = ", ".join(f".{name} {len(part)}" for name, part in lines.items())
-        raise DataError(f"{labels.parent}: the files have different numbers of lines ({counts}).")
-    for number, (doc, source, target, label) in enumerate(zip(*lines.values(), strict=True), start=1):
-        text = target.replace("\\'", "'").strip()
-        spans = _labelled_words(text, label.split(), f"{labels}, line {number}")
-        yield LabelledText(
-            id=f"{labels.stem}/{doc.strip()}",
-            prompt=f"Article: {source.strip()}\n\nSummary in one sentence:",
-            text=text,
-            question=f"Summarise this article in one sentence.\n\n{source.strip()}",
-            label=bool(spans),
-            spans=spans,
-            group=doc.strip(),
-            source=source.strip() or None,
-        )
+    for file in files:
+        lines = {part: read_text(file.with_suffix(f".{part}")).removesuffix("\n").split("\n") for part in _PARTS}
+        if len({len(part) for part in lines.values()}) > 1:
+            counts = ", ".join(f".{name} {len(part)}" for name, part in lines.items())
+            raise DataError(f"{file.parent}: the files have different numbers of lines ({counts}).")
+        for number, (doc, source, target, labels) in enumerate(zip(*lines.values(), strict=True), start=1):
+            text = target.replace("\\'", "'").strip()
+            spans = _labelled_words(text, labels.split(), f"{file}, line {number}")
+            doc, source = doc.strip(), source.strip()
+            prompt, question = (
+                f"Article: {source}\n\nSummary in one sentence:",
+                f"Summarise this article in one sentence.\n\n{source}",
+            )
+            yield LabelledText(f"{file.stem}/{doc}", prompt, text, question, bool(spans), spans, doc, source or None)
 
 
 def _labelled_words(text: str, labels: list[str], where: str) -> tuple[LabelledSpan, ...]:
@@ -358,16 +521,12 @@ def _files(path: Path, pattern: str) -> list[Path]:
 
 
 class Reader(NamedTuple):
-    """A format. The registry's formats are tried in order.
+    """A format: its reader, patterns of files of which a folder has one, and the suffix of a single file.
 
-    Attributes:
-        read: reads a file or folder of this format.
-        in_folder: patterns of files, one of which a folder of this format has.
-        suffix: the suffix of its files, if a single file can be read.
-        key: a key of the first object in a file of JSON, if it tells the format from others with this suffix.
+    ``key`` is a key of the first object in a file, if that tells the format from others with this suffix.
     """
 
-    read: Callable[[Path], list[LabelledText]]
+    read: Callable[[Path], Iterable[LabelledText]]
     in_folder: tuple[str, ...] = ()
     suffix: str | None = None
     key: str | None = None
@@ -376,16 +535,14 @@ class Reader(NamedTuple):
         """Whether an existing file or folder looks like this format."""
         if path.is_dir():
             return any(file for pattern in self.in_folder for file in path.glob(pattern))
-        if path.suffix != self.suffix:
-            return False
-        if self.key is None:
-            return True
+        if path.suffix != self.suffix or self.key is None:
+            return path.suffix == self.suffix
         rows: Iterator[Row] = read_json_lines(path) if self.suffix == ".jsonl" else iter([("", read_json(path))])
         _, first = next(rows, ("", None))
         return isinstance(first, Mapping) and self.key in first
 
 
-READERS = {
+READERS = {  # tried in order
     "truthfulqa": Reader(read_truthfulqa, ("TruthfulQA.csv",), ".csv"),
     "mushroom": Reader(read_mushroom, ("*.jsonl",), ".jsonl", "model_output_text"),
     "faithbench": Reader(read_faithbench, ("batch_*.json",), ".json", "samples"),
@@ -394,7 +551,7 @@ READERS = {
     "jsonl": Reader(read_jsonl, suffix=".jsonl"),
 }
 
-FORMATS: dict[str, Callable[[Path], list[LabelledText]]] = {name: reader.read for name, reader in READERS.items()}
+FORMATS = {name: reader.read for name, reader in READERS.items()}
 """The function that reads each format, by the format's name."""
 
 
@@ -416,7 +573,7 @@ def read_labelled(path: str | Path, format: str | None = None, *, both_classes: 
     name = detect_format(path) if format is None else format
     if name not in FORMATS:
         raise DataError(unknown([name], FORMATS, what="format"))
-    return checked(FORMATS[name](path), path, both_classes=both_classes)
+    return checked(list(FORMATS[name](path)), path, both_classes=both_classes)
 
 
 def detect_format(path: Path) -> str:

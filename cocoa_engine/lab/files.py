@@ -1,4 +1,4 @@
-"""Data files as rows, with errors that name the file and the line."""
+"""Data files as rows. What cannot be read ends in a DataError that names the file and the line."""
 
 from __future__ import annotations
 
@@ -30,11 +30,7 @@ Row = tuple[str, Any]
 
 
 def read_text(path: Path) -> str:
-    """Read a UTF-8 text file, with or without a byte-order mark. A ``.gz`` file is decompressed.
-
-    Raises:
-        DataError: it cannot be read, or is not UTF-8.
-    """
+    """Read a UTF-8 text file, with or without a byte-order mark. A ``.gz`` file is decompressed."""
     try:
         if path.suffix.lower() == ".gz":
             with gzip.open(path) as file:
@@ -54,29 +50,17 @@ def read_text(path: Path) -> str:
 
 
 def read_document(path: Path) -> str:
-    """Read a text file as :func:`read_text` does, with ``\\n`` at the end of every line.
-
-    Raises:
-        DataError: it cannot be read, or is not UTF-8.
-    """
+    """Read a text file as :func:`read_text` does, with ``\\n`` at the end of every line."""
     return io.StringIO(read_text(path), newline=None).read()
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        DataError: it cannot be read, or is not JSON.
-    """
+    """Read a JSON file."""
     return parse_json(read_text(path), str(path))
 
 
 def read_json_list(path: Path) -> Iterator[Row]:
-    """Iterate over the records of a JSON file that contains a list.
-
-    Raises:
-        DataError: it cannot be read, or is not a list.
-    """
+    """Iterate over the records of a JSON file that contains a list."""
     values = read_json(path)
     if not isinstance(values, list):
         raise DataError(f"{path}: a .json file must hold a list of records, not {type(values).__name__}.")
@@ -85,11 +69,7 @@ def read_json_list(path: Path) -> Iterator[Row]:
 
 
 def read_json_lines(path: Path) -> Iterator[Row]:
-    """Iterate over the values of a JSON lines file. Empty lines are skipped.
-
-    Raises:
-        DataError: it cannot be read, or a line is not JSON.
-    """
+    """Iterate over the values of a JSON lines file. Empty lines are skipped."""
     # str.splitlines would also split at characters that may occur inside a JSON string
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
@@ -98,12 +78,8 @@ def read_json_lines(path: Path) -> Iterator[Row]:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        DataError: it is not JSON, is nested too deeply, has a number of thousands of digits, or a string in it has a
-            lone surrogate, which tokenizers cannot encode.
-    """
+    """The value of a JSON text. Deep nesting, numbers of thousands of digits and lone surrogates, which tokenizers
+    cannot encode, are refused."""
     try:
         value = json.loads(text)
         if r"\ud" in text.lower():
@@ -114,11 +90,7 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def read_csv(path: Path) -> Iterator[Row]:
-    """Iterate over the rows of a CSV file with a header, each as cells by column. Empty rows are skipped.
-
-    Raises:
-        DataError: it cannot be read, or a row and the header differ in their number of fields.
-    """
+    """Iterate over the rows of a CSV file with a header, each as cells by column. Empty rows are skipped."""
     rows = csv.DictReader(io.StringIO(read_text(path), newline=""), restkey=_MORE, strict=True)
     try:
         while rows.fieldnames == []:  # empty lines before the header
@@ -136,38 +108,27 @@ def read_csv(path: Path) -> Iterator[Row]:
 
 
 def read_parquet(path: Path) -> Iterator[Row]:
-    """Iterate over the rows of a parquet file.
-
-    Raises:
-        DataError: it cannot be read, or is larger than :data:`INFLATED_LIMIT` when decompressed.
-        MissingExtraError: pyarrow is not installed.
-    """
+    """Iterate over the rows of a parquet file of at most :data:`INFLATED_LIMIT` bytes. Needs pyarrow."""
     parquet = need("pyarrow.parquet", extra="eval", what="reading parquet files")
     import pyarrow
 
-    number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            _check_inflated(path, sum(_inflated_size(file.metadata.row_group(n)) for n in range(file.num_row_groups)))
+            # The size by the file's metadata, in which nulls have none. That of its columns is not read: in a damaged
+            # file, it aborts the process in pyarrow.
+            groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
+            sizes = (max(0, one.total_byte_size) + max(0, one.num_rows * one.num_columns) for one in groups)
+            _check_inflated(path, sum(sizes))
             row_size = sum(max(8, leaf.length) for leaf in file.schema)  # without texts
             most = max(1, INFLATED_LIMIT // max(1, row_size))
             _measure(path, file, min(2**16, most))
-            for batch in file.iter_batches(batch_size=min(1024, most)):
-                for row in batch.to_pylist():
-                    yield f"{path}, record {number}", row
-                    number += 1
+            batches = file.iter_batches(batch_size=min(1024, most))
+            for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+                yield f"{path}, record {number}", row
     except DataError:
         raise
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise DataError(f"{path} cannot be read as parquet: {error}.") from None
-
-
-def _inflated_size(group: Any) -> int:
-    """The size of a row group without compression, by the file's metadata, in which nulls have no size.
-
-    The metadata of its columns is not read: in a damaged file, that aborts the process in pyarrow.
-    """
-    return max(0, group.total_byte_size) + max(0, group.num_rows * group.num_columns)
 
 
 def _measure(path: Path, file: Any, rows_at_once: int) -> None:
@@ -224,11 +185,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def parsed(kind: type[ModelT], value: Any, where: str) -> ModelT:
-    """A row as a model.
-
-    Raises:
-        DataError: a field is missing or of another type.
-    """
+    """A row as a model."""
     if not isinstance(value, dict):
         raise DataError(f"{where}: expected an object, found {type(value).__name__}.")
     try:

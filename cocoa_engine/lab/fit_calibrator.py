@@ -21,17 +21,12 @@ from cocoa_engine.risk.features import SOURCE_FEATURES, Level
 from cocoa_engine.risk.fitted import FittedRisk, Probe, Validation
 
 Finding = Literal["holds", "ranks", "chance"]
+"""``holds``: the risk ranks better than chance, and its Brier score is below that of the base rate. ``ranks``: it ranks
+better than chance, but a constant risk has no higher Brier score. ``chance``: the interval of its AUROC reaches 0.5."""
 
 
 class Verdict(NamedTuple):
-    """The finding, and a sentence for people.
-
-    Attributes:
-        finding: ``"holds"``: the risk ranks better than chance, and its Brier score is below that of the base rate.
-            ``"ranks"``: it ranks better than chance, but a constant risk has no higher Brier score. ``"chance"``: the
-            interval of its AUROC reaches 0.5.
-        sentence: the finding with its values.
-    """
+    """The finding, and a sentence with its values."""
 
     finding: Finding
     sentence: str
@@ -41,17 +36,13 @@ def verdict(validation: Validation, level: Level) -> Verdict:
     """The verdict on a risk of spans or of answers."""
     auroc = validation.auroc
     ranking = f"AUROC {auroc.estimate:.3f} ({auroc.low:.3f} – {auroc.high:.3f})"
-    finding: Finding
     brier = f"Brier {validation.brier:.4f}, base rate {validation.brier_of_base_rate:.4f}"
     if auroc.low <= 0.5:
-        finding, words = "chance", f"is no better than chance here: {ranking}; {brier}."
-    elif validation.brier < validation.brier_of_base_rate:
-        finding, words = "holds", f"holds here: {ranking}; {brier}."
-    else:
-        finding = "ranks"
-        words = f"ranks but is not calibrated here: it is no better than the base rate as a probability ({brier}; "
-        words += f"{ranking})."
-    return Verdict(finding, f"Verdict: the risk of {level}s {words}")
+        return Verdict("chance", f"Verdict: the risk of {level}s is no better than chance here: {ranking}; {brier}.")
+    if validation.brier < validation.brier_of_base_rate:
+        return Verdict("holds", f"Verdict: the risk of {level}s holds here: {ranking}; {brier}.")
+    words = f"it is no better than the base rate as a probability ({brier}; {ranking})."
+    return Verdict("ranks", f"Verdict: the risk of {level}s ranks but is not calibrated here: {words}")
 
 
 def fit_calibrator(
@@ -164,8 +155,7 @@ def fit_risks(
     Args:
         engine: the engine that measured the items.
         config: the settings of the measurement.
-        items: the labelled items of each level.
-        about: a description of the data of each level.
+        items, about: the labelled items of each level, and a description of their data.
         settings: how they are fitted.
 
     Returns:
@@ -192,21 +182,21 @@ def fit_risks(
         raise CalibrationError(
             "a probe is fitted on answers whose hallucinated parts are labelled, and there are none, or too few."
         )
-    model = engine.session.model
-    measured = any(name in risk.features for risk in risks.values() for name in SOURCE_FEATURES)
-    calibrator = RiskCalibrator(
-        model_name=engine.model_name,
-        settings=Settings.of(config, engine.num_layers),
-        heads=source_heads(config.decore_heads, model) if measured else None,
-        probe=None
-        if direction is None
-        else Probe(
+    model, probe = engine.session.model, None
+    if direction is not None:
+        probe = Probe(
             layer=probe_layer(engine.num_layers),
             model_name=engine.model_name,
             dtype=dtype_name(model),
             weights=tuple(direction.weights.tolist()),
             intercept=direction.intercept,
-        ),
+        )
+    measured = any(name in risk.features for risk in risks.values() for name in SOURCE_FEATURES)
+    calibrator = RiskCalibrator(
+        model_name=engine.model_name,
+        settings=Settings.of(config, engine.num_layers),
+        heads=source_heads(config.decore_heads, model) if measured else None,
+        probe=probe,
         **risks,
     )
     if calibrator.heads is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,10 +19,10 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.request import capture_spec
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import PromptError, UnsupportedModelError
-from cocoa_engine.execution.backends.base import Backend, TokenTree
 from cocoa_engine.execution.backends.shared_cache import SharedTree
 from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe, observed_attention
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
+from cocoa_engine.lab.measured import request_prompt
 from cocoa_engine.lab.self_made import passages
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead, heads_of_model, keep, spread_heads_of
 from cocoa_engine.model.configs import attention_heads
@@ -71,7 +71,6 @@ HAY = (
     "In winter there is little to do but to sharpen the spade, read the seed lists and wait for the light.",
 )
 
-
 LENGTHS = (256, 512, 1024)
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 RUNS = len(DEPTHS) * len(NEEDLES)
@@ -119,14 +118,14 @@ def find_retrieval_heads(
     runs = [(length, depth, needle) for length in lengths for depth in depths for needle in NEEDLES]
     known = None if cache is None else AnswerCache(cache, "needles", engine, engine.config, {})
     samples = 0
-    for number, (length, depth, needle) in enumerate(runs):
+    for number, (length, depth, needle) in enumerate(runs, start=1):
         prompt = _prompt(engine, needle, length, depth)
-        identity, measure = [prompt, needle.text], partial(_answered, engine, prompt, needle.text)
-        values = measure() if known is None else known.get_or_measure(identity, measure)
+        measure = partial(_answered, engine, prompt, needle.text)
+        values = measure() if known is None else known.get_or_measure([prompt, needle.text], measure)
         if _recall(needle.text, values["answer"]) > RECALLED:
             total += torch.tensor(values["scores"], dtype=torch.float64)
             samples += 1
-        on_progress(number + 1, len(runs))
+        on_progress(number, len(runs))
     if not samples:
         raise UnsupportedModelError(
             f"{engine.model_name} recalled none of {len(runs)} needles: it has no clear retrieval heads, or the texts "
@@ -173,30 +172,12 @@ def _positions(engine: CocoaEngine, prompt: list[int], needle: str) -> range:
 class _MostAttended(SourceProbe):
     """Notes the position that each head attends to most, by layer."""
 
-    def __init__(self, heads: Heads, seen: dict[int, Tensor]) -> None:
+    def __init__(self, heads: Heads) -> None:
         super().__init__(heads, range(0))
-        self._seen = seen
+        self.seen: dict[int, Tensor] = {}
 
     def take(self, layer: int, weights: Tensor, first: int) -> None:
-        """Note the positions of one layer."""
-        self._seen[layer] = weights[:, -1].argmax(-1).cpu() + first
-
-
-@contextmanager
-def _most_attended(backend: Backend, tree: TokenTree, heads: Heads, length: int) -> Iterator[dict[int, Tensor]]:
-    """The positions that the heads attend to most, by layer, in a step of one token inside the context.
-
-    ``length`` is the number of tokens of the sequence, with that of the step.
-    """
-    seen: dict[int, Tensor] = {}
-    if backend.masks_heads:
-        assert isinstance(tree, SharedTree)
-        tree.probe = _MostAttended(heads, seen)
-        yield seen
-        return
-    model = backend.model
-    with model.exclusive(), observed_attention(model, _MostAttended(heads, seen), rows=1, length=length):
-        yield seen
+        self.seen[layer] = weights[:, -1].argmax(-1).cpu() + first
 
 
 def _answered(engine: CocoaEngine, prompt: list[int], needle: str) -> dict[str, Any]:
@@ -212,14 +193,22 @@ def _answered(engine: CocoaEngine, prompt: list[int], needle: str) -> dict[str, 
         backend.prefill(tree)
         token_id, answer = prompt[-1], list[int]()
         while len(answer) < 2 * len(place) + 8:
-            with _most_attended(backend, tree, heads, len(prompt) + len(answer)) as attended:
+            probe = _MostAttended(heads)
+            with ExitStack() as observing:
+                if backend.masks_heads:
+                    assert isinstance(tree, SharedTree)
+                    tree.probe = probe
+                else:
+                    length = len(prompt) + len(answer)  # with the token of this step
+                    observing.enter_context(model.exclusive())
+                    observing.enter_context(observed_attention(model, probe, rows=1, length=length))
                 output = backend.step([(tree, [(token_id,)])])[0]
             tree.commit((token_id,))
             token_id = int(output.logits[0].argmax())
             if token_id in ends:
                 break
             answer.append(token_id)
-            for layer, positions in attended.items():
+            for layer, positions in probe.seen.items():
                 inside = (positions >= place.start) & (positions < place.stop)
                 copied = prompt_ids[positions.clamp(max=len(prompt) - 1)] == token_id
                 scores[layer, : len(positions)] += (inside & copied) / len(place)
@@ -282,12 +271,11 @@ def with_reference(
         # the file of the heads has another name each time, so the heads alone count
         settings = config.model_dump(mode="json", exclude={"decore_heads"})
         known = None if cache is None else AnswerCache(cache, "reference", engine, config, {"config": settings})
-        done = 0
+        done: list[int] = []
 
         def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            on_progress(done, len(asked))
+            done.append(count)
+            on_progress(sum(done), len(asked))
 
         for _, measured in answered(engine, asked, asked, config, _attention, cache=known, advance=advance):
             values += measured["source_attention"]
@@ -317,11 +305,8 @@ def keep_reference(
 ) -> Path | None:
     """Measure the reference distribution of a model that has none, and keep it in the cache directory.
 
-    Its heads are the retrieval heads that are known, or else those of :func:`spread_heads_of`.
-
-    Args:
-        engine: as for :func:`with_reference`.
-        on_progress, cache: likewise.
+    Its heads are the retrieval heads that are known, or else those of :func:`spread_heads_of`. The arguments are those
+    of :func:`with_reference`.
 
     Returns:
         The file; `None` if the model has a reference distribution, or no attention that can be seen.
@@ -334,11 +319,9 @@ def keep_reference(
     if found is None or found.reference is not None:
         return None
     named = found.model_copy(update={"model_name": engine.model_name})
-    try:
-        measured = with_reference(engine, named, on_progress=on_progress, cache=cache)
-    except UnsupportedModelError:
-        return None
-    return keep(measured, model)
+    with suppress(UnsupportedModelError):
+        return keep(with_reference(engine, named, on_progress=on_progress, cache=cache), model)
+    return None
 
 
 def _requests(seed: int) -> Iterator[str]:
@@ -350,6 +333,5 @@ def _requests(seed: int) -> Iterator[str]:
 
 
 def _encoded(engine: CocoaEngine, request: str) -> list[int]:
-    if engine.has_chat_template:
-        return engine.encode_chat([{"role": "user", "content": request}])
-    return engine.encode(f"{request}\nAnswer:")
+    prompt = request_prompt(engine, request)
+    return engine.encode(prompt) if isinstance(prompt, str) else list(prompt)

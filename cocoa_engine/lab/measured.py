@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,10 +12,10 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.speculation import preceding
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.lab.cache import AnswerCache, answered
+from cocoa_engine.lab.data import Question
 from cocoa_engine.lab.fit import Floats32, LabelledFeatures
 from cocoa_engine.lab.forced import Segment, TeacherForced, answer, spans
 from cocoa_engine.lab.indicators import Layers
-from cocoa_engine.lab.records import Question
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.results import Generation
@@ -26,18 +26,14 @@ from cocoa_engine.risk.features import (
     SPAN_FEATURES,
     Level,
     answer_features,
-    contested_features,
-    extreme_token_features,
-    preceding_features,
-    source_features,
-    token_features,
+    span_features,
 )
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
 
-LEVELS: tuple[Level, ...] = ("span", "answer")
 FEATURES: dict[Level, tuple[str, ...]] = {"span": SPAN_FEATURES, "answer": ANSWER_FEATURES}
+LEVELS: tuple[Level, ...] = tuple(FEATURES)
 
 
 def probe_layer(num_layers: int) -> int:
@@ -51,30 +47,25 @@ def labelled_features(
     """The features and labels of every labelled span, and of every answer labelled as a whole.
 
     Answers are divided by :func:`.spans`. A span is hallucinated if any of its characters is, except white space.
-    Source attention is not a feature if it was not measured.
-
-    Args:
-        answers: teacher-forced answers.
-        config: the settings of the features.
-        num_layers: the number of layers of the model.
-        states: also keep the mean hidden state of each span that a probe reads.
+    Source attention is not a feature if it was not measured. ``states``: also keep the mean hidden state of each span
+    that a probe reads.
     """
     layers, branches = Layers.of(config, num_layers), METHODS[config.method].branches
     rows: dict[Level, list[Row]] = {level: [] for level in LEVELS}
     read = probe_layer(num_layers)
     for forced in answers:
-        group = forced.record.group
-        if forced.record.label is not None:
-            features = [
-                *_shared_features(answer(forced), layers),
-                *contested_features(forced.profile.margins),
-                math.log1p(len(forced.profile.prompt)),
-                *source_features(forced.profile.source_attention),
-            ]
-            rows["answer"].append((features, forced.record.label, group, None))
+        profile, group = forced.profile, forced.record.group
+        if forced.record.label is not None:  # an answer counts as one span, as in ``engine.score``
+            span, usage = (
+                _statistics(answer(forced), layers, branches),
+                SimpleNamespace(prompt_tokens=len(profile.prompt)),
+            )
+            whole: Any = SimpleNamespace(spans=[span], token_ids=profile.token_ids, usage=usage)
+            rows["answer"].append((answer_features(whole), forced.record.label, group, None))
         for segment in spans(forced) if forced.record.spans is not None else ():
-            state = forced.profile.mean_state(read, segment.start, segment.end).numpy() if states else None
-            rows["span"].append((_span_features(segment, layers, branches), segment.hallucinated > 0, group, state))
+            state = profile.mean_state(read, segment.start, segment.end).numpy() if states else None
+            features = span_features(_statistics(segment, layers, branches))
+            rows["span"].append((features, segment.hallucinated > 0, group, state))
     return {level: _labelled(level, items) for level, items in rows.items() if items}
 
 
@@ -87,15 +78,6 @@ def own_answers(
     advance: Callable[[int], None] = lambda count: None,
 ) -> LabelledFeatures:
     """The features of a model's own answers to questions. An answer that is not right is hallucinated.
-
-    Questions are asked as a chat if the model has a template, otherwise as text to continue.
-
-    Args:
-        engine: the engine with the model.
-        questions: the questions.
-        config: the settings of the decodes.
-        cache: answers to questions that were asked before.
-        advance: called with the number of questions answered since the last call.
 
     Raises:
         CalibrationError: all answers are empty.
@@ -110,11 +92,7 @@ def answer_values(generation: Generation) -> dict[str, Any]:
 
 
 def labelled_answers(answers: Iterable[tuple[Question, Mapping[str, Any]]]) -> LabelledFeatures:
-    """The features of answers to questions, as :func:`own_answers`.
-
-    Args:
-        answers: each question with the :func:`answer_values` of its answer. Empty answers are left out.
-    """
+    """The features of answers to questions, from their :func:`answer_values`; see :func:`own_answers`."""
     rows: list[Row] = [
         (values["features"], not question.is_right(values["text"]), question.group, None)
         for question, values in answers
@@ -131,7 +109,7 @@ def question_prompts(engine: CocoaEngine, questions: Sequence[Question]) -> list
 
 
 def request_prompt(engine: CocoaEngine, request: str) -> Prompt:
-    """The prompt of a request: a chat if the model has a template, otherwise a text to continue."""
+    """A chat if the model has a template, otherwise a text to continue."""
     if not engine.has_chat_template:
         return f"{request}\nAnswer:"
     return engine.encode_chat([{"role": "user", "content": request}])
@@ -146,10 +124,10 @@ def _labelled(level: Level, rows: Sequence[Row]) -> LabelledFeatures:
     features, labels, groups, states = zip(*rows, strict=True)
     columns = dict(zip(FEATURES[level], np.array(features, dtype=np.float64).T, strict=True))
     columns.pop(PROBE_FEATURE, None)  # it is fitted later
-    for name in SOURCE_FEATURES:
-        if name in columns and np.isnan(columns[name]).all():
+    for name in columns.keys() & SOURCE_FEATURES:
+        if np.isnan(columns[name]).all():
             del columns[name]
-        elif name in columns:
+        else:
             columns[name] = np.nan_to_num(columns[name])  # a prompt of one token has no source
     return LabelledFeatures(
         list(columns),
@@ -160,30 +138,23 @@ def _labelled(level: Level, rows: Sequence[Row]) -> LabelledFeatures:
     )
 
 
-def _span_features(segment: Segment, layers: Layers, branches: bool) -> list[float]:
-    profile, start, tokens = segment.forced.profile, segment.start, slice(segment.start, segment.end)
-    contested = branches and profile.competing[start] > 1
-    return [
-        *_shared_features(segment, layers),
-        *extreme_token_features(profile.token_ids[tokens], profile.entropies[tokens], profile.margins[tokens]),
-        *((float(profile.competing[start]), profile.spreads[start]) if contested else (1.0, 0.0)),
-        *preceding_features(preceding(profile.log_probs[:start], profile.entropies[:start], profile.copied[:start])),
-        source_features(profile.source_attention[tokens])[0],
-        math.nan,
-    ]
-
-
-def _shared_features(segment: Segment, layers: Layers) -> list[float]:
-    """The features that spans and answers share. An answer counts as one span, as in ``engine.score``."""
-    profile, tokens = segment.forced.profile, slice(segment.start, segment.end)
-    return [
-        float(segment.layers.con_mlds(layers.window)),
-        float(segment.layers.f_mlds(layers.window, layers.final)),
-        *token_features(
-            profile.token_ids[tokens],
-            profile.log_probs[tokens],
-            profile.entropies[tokens],
-            profile.margins[tokens],
-            profile.copied[tokens],
-        ),
-    ]
+def _statistics(segment: Segment, layers: Layers, branches: bool) -> Any:
+    """The statistics of a segment, by their names in a :class:`~cocoa_engine.Span`."""
+    profile, start, part = segment.forced.profile, segment.start, slice(segment.start, segment.end)
+    disagreement = profile.span(start, segment.end)
+    competing = profile.competing[start] if branches else 1
+    # only the highest and the lowest log p of the candidates' first tokens count
+    first = [0.0] + [-profile.spreads[start]] * (competing - 1) if competing > 1 else []
+    return SimpleNamespace(
+        con_mlds=float(disagreement.con_mlds(layers.window)),
+        f_mlds=float(disagreement.f_mlds(layers.window, layers.final)),
+        token_ids=profile.token_ids[part],
+        token_log_probs=profile.log_probs[part],
+        token_entropies=profile.entropies[part],
+        token_margins=profile.margins[part],
+        token_copied=profile.copied[part],
+        token_source_attention=profile.source_attention[part],
+        preceding=preceding(profile.log_probs[:start], profile.entropies[:start], profile.copied[:start]),
+        candidates=[SimpleNamespace(token_log_probs=[log_prob]) for log_prob in first],
+        probe=None,
+    )

@@ -13,16 +13,12 @@ from cocoa_engine.errors import DataError
 from cocoa_engine.optional import need
 
 Floats = NDArray[np.float64]
-
-
 Measure = Literal["auroc", "auprc"]
 
 
 class Interval(NamedTuple):
-    """An estimate with its 95 % percentile bootstrap interval, widened if necessary to include the estimate.
-
-    ``low`` and ``high`` are `None` if there is no interval: all items are of one group, or no draw had both classes.
-    """
+    """An estimate with its 95 % percentile bootstrap interval, widened if necessary to include the estimate; `None` if
+    all items are of one group, or no draw had both classes."""
 
     estimate: float
     low: float | None
@@ -58,8 +54,7 @@ class Ranked:
 
     Args:
         scores: the scores, higher is riskier; ties count half.
-        positive: the weight of each item as hallucinated.
-        negative: the weight of each item as supported.
+        positive, negative: the weight of each item as hallucinated and as supported.
         strata: the stratum of each item. Strata that lack a class are ignored.
 
     Raises:
@@ -89,11 +84,8 @@ class Ranked:
     def auroc(self, weights: Floats | None = None) -> Floats:
         """P(a hallucinated item scores higher than a supported one) + P(equal) / 2, the mean over such pairs.
 
-        Args:
-            weights: how often each item was drawn in each of B samples, ``[B, n]``. `None` counts each item once.
-
-        Returns:
-            ``[B]``, NaN for samples that lack a class.
+        ``weights``, ``[B, n]``, is how often each item was drawn in each of B samples; `None` counts each item once.
+        Returns ``[B]``, NaN for samples that lack a class.
         """
 
         def of_part(positive: Floats, negative: Floats) -> tuple[Floats, Floats]:
@@ -114,32 +106,23 @@ class Ranked:
         return self._mean(weights, of_part)
 
     def _mean(self, weights: Floats | None, of_part: Callable[[Floats, Floats], tuple[Floats, Floats]]) -> Floats:
-        """The sum over strata of what a measure counts, divided by how many it counts.
-
-        ``of_part`` gets the weight of either class at each distinct score, from the highest, ``[B, scores]``.
-        """
+        """The sum over strata of what ``of_part`` counts, of the weight of either class at each distinct score from the
+        highest, ``[B, scores]``, divided by how many it counts."""
         drawn = np.ones((1, len(self._positive))) if weights is None else weights
-        found = total = np.zeros(len(drawn))
+        value = total = np.zeros(len(drawn))
         for ordered, starts in self._parts:
-            of_items = drawn[:, ordered]
-            value, count = of_part(
-                np.add.reduceat(of_items * self._positive[ordered], starts, axis=1),
-                np.add.reduceat(of_items * self._negative[ordered], starts, axis=1),
+            of_scores = (
+                np.add.reduceat(drawn[:, ordered] * weight[ordered], starts, axis=1)
+                for weight in (self._positive, self._negative)
             )
-            found, total = found + value, total + count
+            of_stratum, count = of_part(*of_scores)
+            value, total = value + of_stratum, total + count
         with np.errstate(invalid="ignore"):
-            result: Floats = found / total
-        return result
+            return np.asarray(value / total)
 
 
 class Bootstrap:
-    """Draws of whole groups with replacement. Every score uses the same draws, so that scores can be compared.
-
-    Args:
-        groups: the group of each item.
-        draws: the number of draws.
-        seed: the seed of the draws.
-    """
+    """Draws of whole groups with replacement. Every score uses the same draws, so that scores can be compared."""
 
     _ROWS = 50  # bootstrap samples in memory at once, since n may be large
 
@@ -153,11 +136,9 @@ class Bootstrap:
         """``"auroc"`` or ``"auprc"`` of each draw, ``[draws]``; NaN if it lacks a class or there is one group only."""
         if self._counts.shape[1] < 2:
             return np.full(len(self._counts), np.nan)
-        parts = []
-        for start in range(0, len(self._counts), self._ROWS):
-            weights = self._counts[start : start + self._ROWS][:, self._group_of_item].astype(np.float64)
-            parts.append(getattr(ranked, measure)(weights))
-        return np.concatenate(parts)
+        parts = [self._counts[start : start + self._ROWS] for start in range(0, len(self._counts), self._ROWS)]
+        weights = (part[:, self._group_of_item].astype(np.float64) for part in parts)
+        return np.concatenate([getattr(ranked, measure)(of_part) for of_part in weights])
 
     def interval(self, ranked: Ranked, measure: Measure) -> Interval:
         """``"auroc"`` or ``"auprc"`` with its interval."""
@@ -185,8 +166,7 @@ class PairedTest(NamedTuple):
         pairs: N.
         z: the statistic of the normal approximation, positive if the supported answers score higher.
         effect_size: r = abs(Z) / sqrt(N).
-        p_two_sided: the two-sided p value, as the paper reports it, which does not show the direction.
-        p_right: the one-sided p value that supported answers score higher.
+        p_two_sided, p_right: the p value as the paper reports it, and that supported answers score higher.
         right: the share of pairs whose supported answer scores higher; ties count half.
     """
 
@@ -199,10 +179,7 @@ class PairedTest(NamedTuple):
 
 
 def paired_test(supported: Sequence[float], hallucinated: Sequence[float]) -> PairedTest:
-    """Whether supported answers score higher than hallucinated ones to the same prompts.
-
-    Args:
-        supported, hallucinated: scores of N pairs, higher is better.
+    """Whether supported answers score higher than hallucinated ones to the same prompts (higher is better).
 
     Raises:
         DataError: there are no pairs, or no pair's scores differ.

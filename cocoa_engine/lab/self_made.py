@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ FILLERS = 2
 
 @dataclass(frozen=True)
 class Fact:
-    """A fact about a subject.
+    """A fact about a subject, as :func:`passages` makes it.
 
     Attributes:
         sentence: a sentence that states it.
@@ -49,30 +50,17 @@ class Fact:
     sentence: str
     question: str
     answers: tuple[str, ...]
-    retold: str = ""
-    false_value: str = ""
+    retold: str
+    false_value: str
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A passage about an invented subject.
-
-    Attributes:
-        text: the passage.
-        stated: the facts that it states.
-        missing: facts of the same subject that it does not state.
-    """
+    """A passage about an invented subject, the facts that it states, and facts of the subject that it does not."""
 
     text: str
     stated: tuple[Fact, ...]
     missing: tuple[Fact, ...]
-
-
-def passages(seed: int = 0) -> Iterator[Passage]:
-    """Invented passages without end, the same for the same seed."""
-    random, templates = Random(seed), _templates()
-    while True:
-        yield _passage(random, templates)
 
 
 @functools.cache
@@ -81,25 +69,33 @@ def _templates() -> Mapping[str, Any]:
     return templates
 
 
-def _passage(random: Random, templates: Mapping[str, Any]) -> Passage:
-    kind = random.choice(templates["kinds"])
-    subject = _subject(kind["subject"], random, templates)
-    facts = []
-    for template in random.sample(kind["facts"], len(kind["facts"])):
-        answers = _value(template["value"], template.get("unit"), random, templates)
-        sentence = random.choice(template["sentences"]).format(subject=subject, value=answers[0])
-        question = template["question"].format(subject=subject)
-        facts.append(Fact(_capitalised(sentence), question, answers, *_retold(template, subject, answers, templates)))
-    stated, missing = facts[:STATED], facts[STATED:]
-    opening = _capitalised(random.choice(kind["openings"]).format(subject=subject))
-    sentences = [opening, *(fact.sentence for fact in stated)]
-    for filler in random.sample(templates["fillers"], FILLERS):
-        sentences.insert(random.randrange(1, len(sentences) + 1), filler)
-    return Passage(" ".join(sentences), tuple(stated), tuple(missing))
+def passages(seed: int = 0) -> Iterator[Passage]:
+    """Invented passages without end, the same for the same seed."""
+    random, templates = Random(seed), _templates()
+    while True:
+        kind = random.choice(templates["kinds"])
+        subject = _subject(kind["subject"], random)
+        facts = []
+        for template in random.sample(kind["facts"], len(kind["facts"])):
+            answers = _value(template, random)
+            sentence = random.choice(template["sentences"]).format(subject=subject, value=answers[0])
+            question = template["question"].format(subject=subject)
+            again = Random(f"{subject} {answers[0]}")  # another sentence and a false value do not change the passage
+            retold = again.choice(template["sentences"]).format(subject=subject, value="{value}")
+            values = (_value(template, again)[0] for _ in itertools.count())
+            false_value = next(value for value in values if value not in answers)
+            facts.append(Fact(_capitalised(sentence), question, answers, retold, false_value))
+        stated, missing = facts[:STATED], facts[STATED:]
+        opening = _capitalised(random.choice(kind["openings"]).format(subject=subject))
+        sentences = [opening, *(fact.sentence for fact in stated)]
+        for filler in random.sample(templates["fillers"], FILLERS):
+            sentences.insert(random.randrange(1, len(sentences) + 1), filler)
+        yield Passage(" ".join(sentences), tuple(stated), tuple(missing))
 
 
-def _subject(template: str, random: Random, templates: Mapping[str, Any]) -> str:
+def _subject(template: str, random: Random) -> str:
     """A name from a template such as ``the {place} {house}``."""
+    templates = _templates()
     given, start = random.choice(templates["given"]), random.choice(templates["starts"])
     family = start + random.choice(templates["endings"])
     place = start + random.choice(templates["middles"]) + random.choice(templates["ends"])
@@ -107,8 +103,9 @@ def _subject(template: str, random: Random, templates: Mapping[str, Any]) -> str
     return template.format(person=f"{given} {family}", family=family, town=place, place=place, **words)
 
 
-def _value(kind: str | list[int], unit: str | None, random: Random, templates: Mapping[str, Any]) -> tuple[str, ...]:
-    """A value of a kind (its name, or the lowest number and the end of a range), and other ways to write it."""
+def _value(fact: Mapping[str, Any], random: Random) -> tuple[str, ...]:
+    """A value of a fact's kind (its name, or the lowest number and the end of a range), and other ways to write it."""
+    templates, kind, unit = _templates(), fact["value"], fact.get("unit")
     if isinstance(kind, list):
         number = random.randrange(*kind)
         written = f"{number:,}"
@@ -125,22 +122,10 @@ def _value(kind: str | list[int], unit: str | None, random: Random, templates: M
         family = random.choice(templates["starts"]) + random.choice(templates["endings"])
         return (f"{random.choice(templates['given'])} {family}", family)
     if kind == "town":
-        return (_subject("{town}", random, templates),)
+        return (_subject("{town}", random),)
     value = random.choice(templates["words"][kind])
     bare = value.split(" ", 1)[1] if value.startswith(("a ", "an ")) else value
     return tuple(dict.fromkeys((value, bare)))
-
-
-def _retold(
-    template: Mapping[str, Any], subject: str, answers: tuple[str, ...], templates: Mapping[str, Any]
-) -> tuple[str, str]:
-    """Another sentence for a fact, and a false value. Drawing them does not change the passage."""
-    random = Random(f"{subject} {answers[0]}")
-    sentence = random.choice(template["sentences"]).format(subject=subject, value="{value}")
-    while True:
-        false = _value(template["value"], template.get("unit"), random, templates)[0]
-        if false not in answers:
-            return sentence, false
 
 
 def _capitalised(text: str) -> str:
@@ -155,48 +140,28 @@ FALSE, MISSING = 0.2, 0.2
 
 
 def planted_errors(count: int, seed: int = 0) -> list[LabelledText]:
-    """Retellings of invented passages, one for each passage.
-
-    Args:
-        count: the number of retellings.
-        seed: seed of the passages and of the errors.
-    """
+    """Retellings of invented passages, one for each, whose false and unstated values are labelled."""
     random = Random(seed)
     records = []
     for number, passage in enumerate(islice(passages(seed), count)):
-        text, spans = _with_errors(passage, random)
+        missing = list(passage.missing)
+        text, spans = "", list[LabelledSpan]()
+        for fact in random.sample(passage.stated, TOLD):
+            drawn = random.random()
+            told, wrong = (missing.pop(), True) if drawn < MISSING else (fact, drawn < MISSING + FALSE)
+            value = told.false_value if wrong and told is fact else told.answers[0]
+            before, _, after = told.retold.partition("{value}")
+            before, shown = (_capitalised(before), value) if before else ("", _capitalised(value))
+            text += " " if text else ""
+            start = len(text) + len(before)
+            text += before + shown + after
+            if wrong:
+                spans.append(LabelledSpan(start, start + len(shown)))
         question = f"{passage.text}\n\nSummarise the text."
-        records.append(
-            LabelledText(
-                id=str(number),
-                prompt=f"{question}\nSummary:",
-                text=text,
-                question=question,
-                label=None,
-                spans=tuple(spans),
-                group=f"planted {number}",
-                source=passage.text,
-            )
-        )
+        prompt = f"{question}\nSummary:"
+        group = f"planted {number}"
+        records.append(LabelledText(str(number), prompt, text, question, None, tuple(spans), group, passage.text))
     return records
-
-
-def _with_errors(passage: Passage, random: Random) -> tuple[str, list[LabelledSpan]]:
-    """A retelling, and its hallucinated parts: false values, and values of facts that are not in the passage."""
-    missing = list(passage.missing)
-    text, spans = "", list[LabelledSpan]()
-    for fact in random.sample(passage.stated, TOLD):
-        drawn = random.random()
-        told, wrong = (missing.pop(), True) if drawn < MISSING else (fact, drawn < MISSING + FALSE)
-        value = told.false_value if wrong and told is fact else told.answers[0]
-        before, _, after = told.retold.partition("{value}")
-        before, shown = (_capitalised(before), value) if before else ("", _capitalised(value))
-        text += " " if text else ""
-        start = len(text) + len(before)
-        text += before + shown + after
-        if wrong:
-            spans.append(LabelledSpan(start, start + len(shown)))
-    return text, spans
 
 
 QUESTIONS = 300
@@ -239,17 +204,11 @@ class MadeQuestion(Question):
 
     @property
     def request(self) -> str:
-        """The whole prompt."""
         return REQUESTS[self.wording % len(REQUESTS)].format(passage=self.context, question=self.text)
 
     def is_right(self, answer: str) -> bool:
-        """Whether an answer is right: it has the known answer or, if the passage lacks it, declines."""
-        return super().is_right(answer) or (not self.answerable and declines(answer))
-
-
-def declines(answer: str) -> bool:
-    """Whether an answer says that the passage does not have the answer."""
-    return bool(_DECLINED.search(answer))
+        """Whether an answer has the known answer or, if the passage lacks it, says so."""
+        return super().is_right(answer) or (not self.answerable and bool(_DECLINED.search(answer)))
 
 
 def made_questions(documents: Sequence[str] = (), count: int = QUESTIONS, seed: int = 0) -> list[MadeQuestion]:
@@ -257,15 +216,15 @@ def made_questions(documents: Sequence[str] = (), count: int = QUESTIONS, seed: 
 
     A third of the questions about invented facts, and half of those about documents, have no answer in their passage.
 
-    Args:
-        documents: texts of the user.
-        count: the number of questions.
-        seed: seed of everything that is drawn.
-
     Raises:
         CalibrationError: the documents have no sentence with a name, date or number to ask for.
     """
-    made = list(islice(_invented(seed), count if not documents else count - count // 2))
+    invented = (
+        MadeQuestion(fact.question, passage.text, fact.answers, f"invented {number}", fact in passage.stated, number)
+        for number, passage in enumerate(passages(seed))
+        for fact in (*passage.stated[:2], passage.missing[0])
+    )
+    made = list(islice(invented, count - count // 2 if documents else count))
     if not documents:
         return made
     asked = list(islice(_of_documents(documents, seed), count // 2))
@@ -276,17 +235,16 @@ def made_questions(documents: Sequence[str] = (), count: int = QUESTIONS, seed: 
     return made + asked
 
 
-def _invented(seed: int) -> Iterator[MadeQuestion]:
-    for number, passage in enumerate(passages(seed)):
-        for fact, answerable in ((passage.stated[0], True), (passage.stated[1], True), (passage.missing[0], False)):
-            group = f"invented {number}"
-            yield MadeQuestion(fact.question, passage.text, fact.answers, group, answerable, number)
-
-
 def _of_documents(documents: Sequence[str], seed: int) -> Iterator[MadeQuestion]:
     """For each part of a document one term to complete, with the sentence that has it, and without."""
     random = Random(seed)
-    parts = [part for text in documents for part in _parts(text)]
+    parts: list[list[str]] = []  # sentences of at most MAX_WORDS words together
+    for document in documents:
+        parts.append([])
+        for sentence in re.split(r"(?<=[.!?])\s+", " ".join(document.split())):
+            if parts[-1] and len(" ".join([*parts[-1], sentence]).split()) > MAX_WORDS:
+                parts.append([])
+            parts[-1].append(sentence)
     random.shuffle(parts)
     for number, sentences in enumerate(parts):
         text = " ".join(sentences)
@@ -297,21 +255,9 @@ def _of_documents(documents: Sequence[str], seed: int) -> Iterator[MadeQuestion]
         at, term = random.choice(known)
         cloze = sentences[at].replace(term, "____", 1)
         asked = f'Which name, date or number belongs in the gap? "{cloze}"'
-        without = " ".join(sentence for number, sentence in enumerate(sentences) if number != at)
+        without = " ".join(sentences[:at] + sentences[at + 1 :])
         for passage, answerable in ((text, True), (without, False)):
             yield MadeQuestion(asked, passage, (term,), f"document {number}", answerable, number)
-
-
-def _parts(text: str) -> Iterator[list[str]]:
-    """The sentences of a text, in parts of at most :data:`MAX_WORDS` words."""
-    part: list[str] = []
-    for sentence in re.split(r"(?<=[.!?])\s+", " ".join(text.split())):
-        if part and len(" ".join([*part, sentence]).split()) > MAX_WORDS:
-            yield part
-            part = []
-        part.append(sentence)
-    if part:
-        yield part
 
 
 def self_made_features(
@@ -328,16 +274,9 @@ def self_made_features(
 ) -> dict[Level, LabelledFeatures]:
     """The features and labels of a model's answers to made questions, and of the spans of texts with planted errors.
 
-    Args:
-        engine: the engine with the model.
-        made: the questions. There are half as many texts with planted errors.
-        config: the settings of the decodes.
-        chat: feed the texts through the model's chat template. Questions always use it if there is one.
-        seed: seed of the texts.
-        cache: answers to questions that were asked before.
-        known: texts that were fed before.
-        advance: called with the number of questions answered since the last call.
-        feeding: yields the texts with planted errors, to show progress.
+    There are half as many texts as questions; ``seed`` is theirs. ``chat``: they are fed through the model's chat
+    template. ``cache`` and ``known`` have what was asked and fed before. ``advance`` is called with the number of
+    questions answered since the last call, and ``feeding`` yields the texts, to show progress.
     """
     found: dict[Level, LabelledFeatures] = {}
     with suppress(CalibrationError):  # all answers are empty

@@ -10,17 +10,7 @@ import numpy as np
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import SpanLogProb, rule_without_rivals
-from cocoa_engine.lab.indicators import (
-    Floats,
-    Items,
-    Layers,
-    Level,
-    composites,
-    indicators,
-    layer_choices,
-    pairs,
-    parts,
-)
+from cocoa_engine.lab.indicators import Floats, Items, Layers, Level, composites, indicators, layer_choices, pairs
 from cocoa_engine.lab.ranking import Bootstrap, Interval, Ranked, caution, paired_test
 from cocoa_engine.lab.tables import table
 from cocoa_engine.optional import need
@@ -38,15 +28,11 @@ def plot_names(level: Level) -> list[str]:
 
 
 def draw(record: Record, items: Mapping[Level, Items], config: CocoaConfig, folder: Path) -> list[Path]:
-    """Draw the plots into a folder, and return their files.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Draw the plots into a folder, and return their files. Needs matplotlib."""
     need("matplotlib", extra="risk", what="drawing")
     files = []
-    for level, found in record["levels"].items():
-        names, figures = plot_names(level), [_ranking(level, found["ranking"])]
+    for level, values in record["levels"].items():
+        names, figures = plot_names(level), [_ranking(level, values["ranking"])]
         if len(names) > 1:
             figures.append(_scores(items[level], config))
         for name, figure in zip(names, figures, strict=True):
@@ -101,25 +87,18 @@ token. If context lift is measured, fMLDS is added."""
 def measure(
     about: Record, items: Mapping[Level, Items], config: CocoaConfig, *, draws: int = 1000, seed: int = 0
 ) -> Record:
-    """All values of the report, as plain data.
+    """All values of the report, as plain data. Layers, alpha and the rule for log p_S are those of the settings.
 
-    Args:
-        about: what is measured: ``data``, ``format``, ``model``, ``answers``, ``prompts``, ``chat`` and ``command``.
-        items: the items of each level.
-        config: the settings; layers, alpha and the rule for log p_S are used.
-        draws: draws of the bootstrap.
-        seed: seed of the bootstrap.
-
-    Returns:
-        The record. ``left_out`` has the reason for each level that cannot be measured.
+    ``about`` is what is measured: ``data``, ``format``, ``model``, ``answers``, ``prompts``, ``chat`` and ``command``.
+    ``left_out`` of the record has the reason for each level that cannot be measured.
     """
     levels: dict[Level, Record] = {}
     left_out: dict[Level, str] = {}
-    for level, found in items.items():
-        if found.both_classes:
-            levels[level] = _level(found, Layers.of(config, found.num_layers), config, draws, seed)
-        elif found.groups:
-            left_out[level] = f"all are {'hallucinated' if found.hallucinated.any() else 'supported'}"
+    for level, of_level in items.items():
+        if of_level.both_classes:
+            levels[level] = _level(of_level, Layers.of(config, of_level.num_layers), config, draws, seed)
+        elif of_level.groups:
+            left_out[level] = f"all are {'hallucinated' if of_level.hallucinated.any() else 'supported'}"
         else:
             left_out[level] = "they are not labelled"
     return {
@@ -145,8 +124,13 @@ def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: 
     positive, negative = float(items.hallucinated.sum()), float(items.supported.sum())
     by_character = items.level == "character"
     sides = [] if by_character else pairs(items)
-    scores = {**composites(items, layers, config.alpha, config.span_log_prob), **parts(items, layers)}
-    scores["mean log p alone"] = items.log_prob / items.tokens
+    scores = {
+        **composites(items, layers, config.alpha, config.span_log_prob),
+        "log p alone": items.log_prob,
+        "-ConMLDS alone": -items.con_mlds(layers.window),
+        "-fMLDS alone": -items.f_mlds(layers.window, layers.final),
+        "mean log p alone": items.log_prob / items.tokens,
+    }
     return {
         "items": len(items.groups),
         "prompts": len(set(items.groups)),
@@ -210,45 +194,44 @@ def to_markdown(record: Record) -> str:
         "",
         f"`{about['command']}`",
     ]
-    for level, found in record["levels"].items():
-        m, n = found["middle_layers"]
-        rivals = [f"AUROC less that of `{rival}`" for rival in found["rivals"]]
+    for level, values in record["levels"].items():
+        m, n = values["middle_layers"]
+        rivals = [f"AUROC less that of `{rival}`" for rival in values["rivals"]]
         rows = [
             [name, _shown(row["auroc"]), _shown(row["auprc"]), *(_shown(less, "+.3f") for less in row["less"].values())]
-            for name, row in found["ranking"].items()
+            for name, row in values["ranking"].items()
         ]
         lines += [
             "",
             f"## By {level}",
             "",
-            f"{found['items']} {'tokens' if level == 'character' else level + 's'} of {found['prompts']} prompts, "
-            f"{100 * found['share_hallucinated']:.1f} % hallucinated{' characters' if level == 'character' else ''}; "
-            f"layers {m}..{n}, {found['final_layer']}.",
-            *([] if (warning := caution(found["prompts"])) is None else ["", f"**{warning}**"]),
+            f"{values['items']} {'tokens' if level == 'character' else level + 's'} of {values['prompts']} prompts, "
+            f"{100 * values['share_hallucinated']:.1f} % hallucinated{' characters' if level == 'character' else ''}; "
+            f"layers {m}..{n}, {values['final_layer']}.",
+            *([] if (warning := caution(values["prompts"])) is None else ["", f"**{warning}**"]),
             "",
             *table(["higher is riskier", "AUROC", "AUPRC", *rivals], rows),
         ]
-        if found["paired"]:
-            lines += _paired_table(level, found["paired"])
-        if found["layers"]:
-            lines += _layer_table(found["layers"])
+        if values["paired"]:
+            lines += _paired_table(level, values["paired"])
+        if values["layers"]:
+            lines += _layer_table(values["layers"])
     for level, why in record["left_out"].items():
         lines += ["", f"{level.capitalize()}s are left out: {why}."]
     return safe("\n".join([*lines, ""]))
 
 
 def _paired_table(level: str, paired: Mapping[str, Record]) -> list[str]:
-    what = "first supported and first hallucinated answer" if level == "answer" else "supported and hallucinated spans"
+    what, of = "supported and hallucinated spans", "answer"
+    if level == "answer":
+        what, of = "first supported and first hallucinated answer", "prompt"
     headings = ["pairs", "supported higher", "Z", "r = abs(Z)/√N", "p, two-sided", "p, one-sided (right direction)"]
     forms = "{pairs}|{right:.1%}|{z:+.2f}|{effect_size:.3f}|{p_two_sided:.1e}|{p_right:.1e}"
     rows = [[name, *forms.format(**test).replace("%", " %").split("|")] for name, test in paired.items()]
-    return [
-        "",
-        f"Wilcoxon signed-rank test, {what} of each {'prompt' if level == 'answer' else 'answer'}. Z above 0: the "
-        "supported side scores higher, as it should.",
-        "",
-        *table(["score", *headings], rows),
-    ]
+    about = (
+        f"Wilcoxon signed-rank test, {what} of each {of}. Z above 0: the supported side scores higher, as it should."
+    )
+    return ["", about, "", *table(["score", *headings], rows)]
 
 
 def _layer_table(layers: Mapping[str, Record]) -> list[str]:
@@ -258,13 +241,9 @@ def _layer_table(layers: Mapping[str, Record]) -> list[str]:
         test = row["paired_f_mlds"]
         paired = f"{test['z']:+.2f}, {test['effect_size']:.3f}" if test else "–"
         rows.append([name, f"{m}..{n}", *map(_shown, row["auroc"].values()), paired])
-    scores = next(iter(layers.values()))["auroc"]
-    return [
-        "",
-        "AUROC by choice of layers and length rule (ConMLDS does not use the final layer):",
-        "",
-        *table(["layers", "m..n", *scores, "-fMLDS alone, paired: Z, r"], rows),
-    ]
+    headings = ["layers", "m..n", *next(iter(layers.values()))["auroc"], "-fMLDS alone, paired: Z, r"]
+    about = "AUROC by choice of layers and length rule (ConMLDS does not use the final layer):"
+    return ["", about, "", *table(headings, rows)]
 
 
 def _shown(interval: Record, form: str = ".3f") -> str:

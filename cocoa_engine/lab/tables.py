@@ -11,13 +11,7 @@ from cocoa_engine.safe_text import safe
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None) -> list[str]:
-    """A table as lines of Markdown.
-
-    Args:
-        headings: the heading of each column.
-        rows: the cells of each row.
-        left: the number of the first columns that are texts; the others are numbers. `None`: all are texts.
-    """
+    """A table as lines of Markdown. The first ``left`` columns are texts, the others numbers; `None`: all are texts."""
     rules = ["---" if left is None or number < left else "---:" for number in range(len(headings))]
     return [f"| {' | '.join(map(inline, cells))} |" for cells in (headings, rules, *rows)]
 

@@ -13,11 +13,7 @@ from cocoa_engine.risk.fitted import ReliabilityBin, Rule, Threshold
 
 
 def require(rule: str, target: float) -> None:
-    """Check the rule and target of a threshold.
-
-    Raises:
-        CalibrationError: the rule is unknown, or the target is out of range.
-    """
+    """Refuse an unknown rule, or a target that is out of range, with a CalibrationError."""
     if rule not in get_args(Rule):
         raise CalibrationError(f"a threshold is chosen by {', '.join(get_args(Rule))}, not by {rule!r}.")
     if not 0 < target <= 1 or (rule == "conformal" and target == 1):
@@ -26,10 +22,7 @@ def require(rule: str, target: float) -> None:
 
 
 def reached(risks: ArrayLike, labels: ArrayLike, threshold: float) -> tuple[float | None, float]:
-    """Precision and recall if every span whose risk is at least the threshold is flagged.
-
-    The precision is `None` if nothing is flagged.
-    """
+    """Precision (`None` if nothing is flagged) and recall if every risk of at least the threshold is flagged."""
     flagged = np.asarray(risks, dtype=np.float64) >= threshold
     hallucinated = np.asarray(labels, dtype=bool)
     hits = int((flagged & hallucinated).sum())
@@ -37,11 +30,7 @@ def reached(risks: ArrayLike, labels: ArrayLike, threshold: float) -> tuple[floa
 
 
 def for_precision(risks: ArrayLike, labels: ArrayLike, target: float) -> float:
-    """The lowest threshold whose precision reaches the target on these spans, without a guarantee for other spans.
-
-    Raises:
-        CalibrationError: no threshold reaches the target.
-    """
+    """The lowest threshold whose precision reaches the target on these spans, without a guarantee for other spans."""
     values, hallucinated = np.asarray(risks, dtype=np.float64), np.asarray(labels, dtype=np.float64)
     _hallucinated(values, hallucinated)
     thresholds, of_span = np.unique(values, return_inverse=True)
@@ -64,9 +53,6 @@ def for_specificity(risks: ArrayLike, labels: ArrayLike, target: float) -> float
     """The lowest threshold that leaves at least the target share of these supported spans unflagged.
 
     There is no guarantee for other spans. The threshold is halfway between two risks, or above the highest.
-
-    Raises:
-        CalibrationError: there are no supported spans.
     """
     values = np.asarray(risks, dtype=np.float64)
     supported = np.sort(values[~np.asarray(labels, dtype=bool)])
@@ -91,13 +77,8 @@ def conformal(risks: ArrayLike, labels: ArrayLike, groups: Sequence[Hashable], t
     below 1 / (n + 1), only the threshold 0 is safe, which flags every span.
 
     Args:
-        risks: the risk of each span, in [0, 1].
-        labels: whether each span is hallucinated.
-        groups: the prompt of each span.
+        risks, labels, groups: the risk of each span in [0, 1], whether it is hallucinated, and its prompt.
         target: the share that may be missed, above 0 and below 1.
-
-    Raises:
-        CalibrationError: the target is out of range, or there are no spans.
     """
     require("conformal", target)
     values, hallucinated = np.asarray(risks, dtype=np.float64), np.asarray(labels, dtype=bool)
@@ -121,7 +102,7 @@ def choose(rule: Rule, target: float, risks: ArrayLike, labels: ArrayLike, group
     """Choose a threshold by one of the rules, with its precision and recall on the spans it was chosen on.
 
     Raises:
-        CalibrationError: the target cannot be reached.
+        CalibrationError: the target is out of range or cannot be reached.
     """
     require(rule, target)
     if rule == "conformal":
@@ -130,9 +111,8 @@ def choose(rule: Rule, target: float, risks: ArrayLike, labels: ArrayLike, group
         choice = {"precision": for_precision, "recall": for_recall, "specificity": for_specificity}[rule]
         value = choice(risks, labels, target)
     precision, recall = reached(risks, labels, value)
-    return Threshold(
-        value=value, rule=rule, target=target, precision=precision, recall=recall, prompts=len(set(groups))
-    )
+    prompts = len(set(groups))
+    return Threshold(value=value, rule=rule, target=target, precision=precision, recall=recall, prompts=prompts)
 
 
 def _hallucinated(risks: ArrayLike, labels: ArrayLike) -> NDArray[np.float64]:
@@ -173,12 +153,7 @@ def ece_if_exact(risks: ArrayLike, *, draws: int = 1000, seed: int = 0) -> float
     """The mean ECE that these risks would have if each were exactly the probability of a hallucination.
 
     It is above 0, because the share of a bin with few items is rarely its probability. An ECE near it does not show
-    that the risks are wrong.
-
-    Args:
-        risks: the risks, ``[n]``.
-        draws: how often the labels are drawn.
-        seed: seed of the draws.
+    that the risks are wrong. The labels are drawn ``draws`` times.
     """
     values = np.asarray(risks, dtype=np.float64)
     drawn = np.random.default_rng(seed).random((draws, len(values))) < values

@@ -7,6 +7,7 @@ import platform
 import re
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -62,26 +63,19 @@ def measured_rounds(
     """Time every competitor on every case of every round. Yields the seconds per unit of each, round by round.
 
     Competitors take turns case by case, so that a busy machine slows all of them alike. The order rotates, so that no
-    competitor always runs with the caches that the same other one left.
-
-    Args:
-        competitors: the competitors by name.
-        rounds: the cases of each round.
-        after_turn: called after every turn, to show progress.
+    competitor always runs with the caches that the same other one left. ``after_turn`` shows progress.
     """
-    names = list(competitors)
-    turns = 0
+    order = deque(competitors)
     for cases in rounds:
-        seconds, units = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+        seconds, units = dict.fromkeys(competitors, 0.0), dict.fromkeys(competitors, 0.0)
         for case in cases:
-            first = turns % len(names)
-            turns += 1
-            for name in (*names[first:], *names[:first]):
+            for name in order:
                 turn = competitors[name](case)
                 seconds[name] += turn.seconds
                 units[name] += turn.units
                 after_turn()
-        yield {name: seconds[name] / units[name] for name in names}
+            order.rotate(-1)
+        yield {name: seconds[name] / units[name] for name in competitors}
 
 
 def interleave(
@@ -89,10 +83,9 @@ def interleave(
     rounds: Iterable[Sequence[Case]],
     after_turn: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
-    """The seconds per unit of each competitor, one value per round. The arguments are those of
-    :func:`measured_rounds`."""
-    found = list(measured_rounds(competitors, rounds, after_turn))
-    return {name: [one[name] for one in found] for name in competitors}
+    """The seconds per unit of each competitor, one value per round; see :func:`measured_rounds`."""
+    seconds = list(measured_rounds(competitors, rounds, after_turn))
+    return {name: [of_round[name] for of_round in seconds] for name in competitors}
 
 
 def ratio(values: Sequence[float], base: Sequence[float]) -> Spread:
@@ -103,7 +96,6 @@ def ratio(values: Sequence[float], base: Sequence[float]) -> Spread:
 def describe() -> dict[str, Any]:
     """Processor, memory, threads and package versions."""
     import psutil
-    import torch
 
     return {
         "processor": _processor(),
@@ -146,14 +138,7 @@ def generate(
     max_new_tokens: int,
     **options: Any,
 ) -> list[list[int]]:
-    """Answer prompts in one left-padded batch, without sampling.
-
-    Args:
-        model: the model.
-        tokenizer: its tokenizer.
-        prompts: the token ids of each prompt.
-        max_new_tokens: the maximum number of new tokens per prompt.
-        **options: further options of ``generate``, such as ``num_beams`` (default 1).
+    """Answer prompts, given as token ids, in one left-padded batch without sampling (``options``: of ``generate``).
 
     Returns:
         The new tokens of each prompt, up to and including its end token.
@@ -167,9 +152,6 @@ def generate(
     settings["eos_token_id"] = sorted(eos) or None
     with torch.no_grad():
         output = model.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **{**settings, **options})
-    return [_up_to_end(row, eos) for row in output[:, width:].tolist()]
-
-
-def _up_to_end(token_ids: list[int], eos: frozenset[int]) -> list[int]:
-    end = next((number for number, token_id in enumerate(token_ids, start=1) if token_id in eos), None)
-    return token_ids[:end]
+    rows = output[:, width:].tolist()
+    ends = [next((at for at, token_id in enumerate(row, start=1) if token_id in eos), None) for row in rows]
+    return [row[:end] for row, end in zip(rows, ends, strict=True)]

@@ -22,18 +22,10 @@ class BlockTensor(Tensor):
     Linear layers and embeddings unpack the rows that they need. Any other operation unpacks the whole matrix and
     returns an ordinary tensor. Several matrices of one shape may be stacked, ``[n, out, in]``; an index of the first
     dimension gives one of them, with the same memory.
-
-    Args:
-        blocks: ``[out, bytes of a row]`` or ``[n, out, bytes of a row]``, uint8 on the CPU. It may be part of a
-            memory-mapped file.
-        kind: gguf's name of the block type, such as ``"Q4_K"``.
-
-    Raises:
-        ValueError: a row does not consist of whole blocks of this type.
     """
 
-    blocks: Tensor
-    kind: str
+    blocks: Tensor  # ``[..., out, bytes of a row]``, uint8 on the CPU, which may be part of a memory-mapped file
+    kind: str  # gguf's name of the block type, such as ``"Q4_K"``
 
     @staticmethod
     def __new__(cls, blocks: Tensor, kind: str) -> BlockTensor:
@@ -88,21 +80,18 @@ class BlockTensor(Tensor):
             return cls(args[0].blocks, args[0].kind)
         if func is torch.ops.aten.select.int and args[1] == 0 and args[0].dim() == 3:
             return cls(args[0].blocks[args[2]], args[0].kind)
-        if func is torch.ops.aten.clone.default or (func is torch.ops.aten._to_copy.default and _stays(kwargs or {})):
+        options = kwargs or {}
+        keeps_type = func is torch.ops.aten._to_copy.default and options.get("dtype") in (None, torch.float32)
+        stays = keeps_type and torch.device(options.get("device") or "cpu").type == "cpu"
+        if stays or func is torch.ops.aten.clone.default:
             return cls(args[0].blocks.clone(), args[0].kind)
         unpack: Callable[[Any], Any] = lambda value: value.dequantized() if isinstance(value, cls) else value  # noqa: E731
-        return func(*pytree.tree_map(unpack, tuple(args)), **pytree.tree_map(unpack, dict(kwargs or {})))
+        return func(*pytree.tree_map(unpack, tuple(args)), **pytree.tree_map(unpack, dict(options)))
 
 
 def _made(blocks: Tensor, kind: str, is_parameter: bool) -> BlockTensor:
     made = BlockTensor(blocks, kind)
     return nn.Parameter(made, requires_grad=False) if is_parameter else made  # type: ignore[return-value]
-
-
-def _stays(options: Mapping[str, Any]) -> bool:
-    """Whether a conversion keeps the dtype and the device."""
-    device = options.get("device")
-    return options.get("dtype") in (None, torch.float32) and (device is None or torch.device(device).type == "cpu")
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -150,10 +139,7 @@ _faster: list[Callable[[Tensor, str], Tensor]] = []
 
 
 def unpack_with(unpack: Callable[[Tensor, str], Tensor] | None) -> None:
-    """Let all block tensors be unpacked by a faster implementation than gguf's; ``None``: by gguf's.
-
-    It is called as ``(blocks [rows, bytes of a row], kind) -> [rows, in]`` float32.
-    """
+    """Unpack all block tensors by ``(blocks [rows, bytes of a row], kind) -> [rows, in]`` float32; `None`: by gguf."""
     _faster[:] = [] if unpack is None else [unpack]
 
 

@@ -9,12 +9,12 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path, PureWindowsPath
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationInfo, field_validator
+from pydantic import BaseModel, TypeAdapter, ValidationError, ValidationInfo, create_model, field_validator
 
-from cocoa_engine.arguments import ValidatedModel
-from cocoa_engine.errors import CocoaError, ModelLoadError
+from cocoa_engine.errors import ModelLoadError, safe_cause
+from cocoa_engine.messages import explain
 from cocoa_engine.model.gguf_reader import SUFFIX, parts_of
 from cocoa_engine.safe_text import short_repr
 
@@ -26,22 +26,12 @@ ACCESS_OPTIONS = ("token", "cache_dir", "local_files_only", "force_download", "p
 SOURCE_OPTIONS = (*ACCESS_OPTIONS, "revision", "code_revision", "subfolder", "gguf_file")
 FILE_OPTIONS = (*ACCESS_OPTIONS, "revision", "subfolder")
 
-T = TypeVar("T", bound=ValidatedModel)
-
 
 def locate(name: str) -> tuple[str, str | None]:
-    """Where the model of a name is.
+    """Where the model of a name is: its folder or Hub id, and its GGUF file there; `None`: it is no GGUF file.
 
-    Args:
-        name: a Hub id, a folder, a GGUF file, or a Hub id with the name of a GGUF file in that repository, such as
-            ``owner/model/model-q8_0.gguf``.
-
-    Returns:
-        The folder or Hub id, and its GGUF file there; `None`: it is no GGUF file. A folder with one GGUF file and no
-        ``config.json`` means that file. The file of a model that was split is its first part.
-
-    Raises:
-        ModelLoadError: there is no such file, or a folder has several GGUF files and nothing else.
+    A name may be a Hub id, a folder, a GGUF file, or that of one in a repository, such as ``owner/model/small.gguf``. A
+    folder with one GGUF file and no ``config.json`` means that file. Of a model that was split it is the first part.
     """
     path = Path(name).expanduser()
     if name.lower().endswith(SUFFIX) and not path.is_dir():
@@ -65,55 +55,45 @@ def locate(name: str) -> tuple[str, str | None]:
 
 
 def name_of(given: str | os.PathLike[str], what: str) -> str:
-    """The name of a model or tokenizer as text.
-
-    Raises:
-        ModelLoadError: it is empty, contains a NUL character, or is neither text nor a path.
-    """
+    """The name of a model or tokenizer as text, if it is not empty and has no NUL character."""
     name = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
     if not isinstance(name, str) or not name.strip() or "\0" in name:
         raise ModelLoadError(f"the name of the {what} is {short_repr(given)}; name a local folder or a Hub id")
     return name
 
 
-def with_gguf_file(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Where a model is, and the options with the GGUF file that its name means."""
-    if "gguf_file" in options or "subfolder" in options:
-        return name, options
-    source, file = locate(name)
-    return source, options if file is None else {**options, "gguf_file": file}
+def located(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Where a model is, without ``~``, and the options with the GGUF file that its name means."""
+    if "gguf_file" not in options and "subfolder" not in options:
+        name, file = locate(name)
+        options = options if file is None else {**options, "gguf_file": file}
+    return os.path.expanduser(name), options
 
 
-def expanded(name: str) -> tuple[str, bool]:
-    """A name with the home of its user, and whether it is a path rather than a Hub id (``model``, ``owner/model``)."""
+def is_path(name: str) -> bool:
+    """Whether a name is a path rather than a Hub id (``model``, ``owner/model``)."""
     path = Path(name)
-    is_path = path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
-    return (str(path.expanduser()) if is_path else name), is_path
+    return path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
 
 
 def require_model(name: str, options: dict[str, Any]) -> str:
-    """Check that a folder holds a model, and return its name. What has a Hub id is not looked for.
-
-    Raises:
-        ModelLoadError: it holds something else, or does not exist.
-    """
-    name, is_path = expanded(name)
-    folder = Path(name)
-    if not is_path:
+    """Check that a folder holds a model, and return its name. What has a Hub id is not looked for."""
+    if not is_path(name):
         return name
-    if not folder.is_dir():
-        problem = "is a file, not a folder" if folder.exists() else "does not exist"
+    source = Path(name)
+    if not source.is_dir():
+        problem = "is a file, not a folder" if source.exists() else "does not exist"
         raise ModelLoadError(
-            f"{folder} {problem}; name a folder with config.json and weights, a GGUF file, or a Hub id"
+            f"{source} {problem}; name a folder with config.json and weights, a GGUF file, or a Hub id"
         )
-    folder = folder / options.get("subfolder", "")
+    folder = source / options.get("subfolder", "")
     if "gguf_file" in options:
         if not (folder / options["gguf_file"]).is_file():
             raise ModelLoadError(f"there is no file {options['gguf_file']} in {folder}")
     elif not (folder / "config.json").exists() and "config" not in options:
         hint = f"; it holds an adapter only: {ADAPTER}" if (folder / "adapter_config.json").exists() else ""
         raise ModelLoadError(f"{folder} is not a model folder: it has no config.json{hint}")
-    return name
+    return str(source)
 
 
 def gguf_path(name: str, options: Mapping[str, Any]) -> Path:
@@ -128,17 +108,6 @@ def gguf_path(name: str, options: Mapping[str, Any]) -> Path:
     return Path(paths[0])
 
 
-def require_safetensors(name: str, config: Any, options: dict[str, Any]) -> None:
-    """Check that transformers will open safetensors alone, of this checkpoint: an adapter would name another one."""
-    if "gguf_file" in options:
-        return
-    access = pick(options, FILE_OPTIONS)
-    if find_file(name, access, "adapter_config.json") is not None:
-        raise ModelLoadError(f"{name} holds an adapter (adapter_config.json); {ADAPTER}")
-    if options.get("use_safetensors"):
-        safetensors_files(name, config, access, options.get("variant"))
-
-
 def pick(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: options[name] for name in names if name in options}
 
@@ -151,30 +120,34 @@ def find_file(name: str, access: Mapping[str, Any], file: str) -> Path | None:
     return None if path is None else Path(path)
 
 
+def require_safetensors(name: str, config: Any, options: dict[str, Any]) -> None:
+    """Check that transformers will open safetensors alone, of this checkpoint: an adapter would name another one."""
+    if "gguf_file" in options:
+        return
+    access = pick(options, FILE_OPTIONS)
+    if find_file(name, access, "adapter_config.json") is not None:
+        raise ModelLoadError(f"{name} holds an adapter (adapter_config.json); {ADAPTER}")
+    if options.get("use_safetensors"):
+        safetensors_files(name, config, access, options.get("variant"))
+
+
 def safetensors_files(name: str, config: Any, access: Mapping[str, Any], variant: str | None = None) -> list[Path]:
     """The files that transformers will open for a checkpoint's weights, none of which is a pickle file.
 
-    Args:
-        name: a local folder or a Hub id.
-        config: the model's config, which may name the file itself.
-        access: transformers' options of where the files are.
-        variant: transformers' option of that name.
-
-    Raises:
-        ModelLoadError: there are no safetensors; or an index, or the config, names anything but ``*.safetensors`` files
-            beside it.
+    An index, or the config, names ``*.safetensors`` files beside it, and nothing else. ``access`` and ``variant`` are
+    transformers' options.
     """
-    find = partial(find_file, name, access)
     middle = f".{variant}" if variant else ""
     stated = getattr(config, "transformers_weights", None)
     names = [stated] if stated else [f"model{middle}.safetensors", f"model.safetensors.index{middle}.json"]
+    find = partial(find_file, name, access)
     file = next((path for path in map(find, names) if path is not None), None)
     if file is None:
         raise ModelLoadError(
             f"{name} has no weights as safetensors ({' or '.join(names)}); pickle files can run code, so "
             "they are read with allow_pickle=True (--allow-pickle) only: pass it if you trust them, or convert them"
         )
-    shards = set(_read(_Index, file, "model").weight_map.values()) if file.suffix == ".json" else {file.name}
+    shards = set(_read(_INDEX, file, "model").weight_map.values()) if file.suffix == ".json" else {file.name}
     paths = []
     for shard in sorted(shards):
         if not shard.endswith(".safetensors") or PureWindowsPath(shard).name != shard:
@@ -189,55 +162,21 @@ def safetensors_files(name: str, config: Any, access: Mapping[str, Any], variant
     return paths
 
 
-class _File(ValidatedModel):
-    model_config = ConfigDict(strict=True)
-    _invalid: ClassVar[type[CocoaError]] = ModelLoadError
-
-
-def _read(kind: type[T], path: Path, what: str) -> T:
+def _read(kind: Any, path: Path, what: str) -> Any:
     """A file of JSON. An error names it."""
     try:
-        return kind.model_validate_json(path.read_bytes())
-    except ModelLoadError as error:
-        raise ModelLoadError(f"cannot load the {what} of {path}: {error}") from error
+        return TypeAdapter(kind).validate_json(path.read_bytes(), strict=True)
+    except ValidationError as error:
+        raise ModelLoadError(f"cannot load the {what} of {path}: {explain(error)}") from safe_cause(error)
 
 
-class _Index(_File):
-    weight_map: dict[str, str]
-
-
-class _Token(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class _AddedToken(BaseModel):
     content: str
     lstrip: bool = False
     rstrip: bool = False
     single_word: bool = False
     normalized: bool = False
     special: bool = False
-
-
-class _SpecialTokens(_File):
-    bos_token: str | _Token | None = None
-    eos_token: str | _Token | None = None
-    unk_token: str | _Token | None = None
-    sep_token: str | _Token | None = None
-    pad_token: str | _Token | None = None
-    cls_token: str | _Token | None = None
-    mask_token: str | _Token | None = None
-    additional_special_tokens: list[str | _Token] | None = None
-    extra_special_tokens: list[str | _Token] | dict[str, str | _Token] | None = None
-
-
-class _Config(_SpecialTokens):
-    model_max_length: float | None = None
-    padding_side: Literal["left", "right"] = "right"
-    truncation_side: Literal["left", "right"] = "right"
-    added_tokens_decoder: dict[str, _Token] = Field(default_factory=dict)
-
-
-class _AddedTokens(RootModel[dict[str, int]], _File):
-    pass
 
 
 class _Merging(BaseModel):
@@ -258,25 +197,28 @@ class _Merging(BaseModel):
         return prefix
 
 
-class _Tokenizer(_File):
-    model: _Merging
+_Token = str | _AddedToken
+_SPECIAL: dict[str, Any] = {
+    **{f"{role}_token": (_Token | None, None) for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")},
+    "additional_special_tokens": (list[_Token] | None, None),
+    "extra_special_tokens": (list[_Token] | dict[str, _Token] | None, None),
+}
+_CONFIG: dict[str, Any] = {
+    "model_max_length": (float | None, None),
+    **dict.fromkeys(("padding_side", "truncation_side"), (Literal["left", "right"], "right")),
+    "added_tokens_decoder": (dict[str, _AddedToken], {}),
+}
+_INDEX = create_model("_Index", weight_map=(dict[str, str], ...))
+_TOKENIZER_FILES: dict[str, Any] = {
+    "tokenizer_config.json": create_model("_Config", **_SPECIAL, **_CONFIG),
+    "special_tokens_map.json": create_model("_SpecialTokens", **_SPECIAL),
+    "added_tokens.json": dict[str, int],
+    "tokenizer.json": create_model("_Tokenizer", model=(_Merging, ...)),
+}
 
 
 def require_tokenizer_files(find: Callable[[str], Path | None]) -> None:
-    """Check the files of a tokenizer.
-
-    Args:
-        find: gives the path of a file by its name; `None` if there is none.
-
-    Raises:
-        ModelLoadError: a file is not JSON, or a value is of a wrong type. It names the file and the value.
-    """
-    files: dict[str, type[_File]] = {
-        "tokenizer_config.json": _Config,
-        "special_tokens_map.json": _SpecialTokens,
-        "added_tokens.json": _AddedTokens,
-        "tokenizer.json": _Tokenizer,
-    }
-    for name, kind in files.items():
+    """Check the files of a tokenizer, whose paths ``find`` gives: a wrong one is named, and its first wrong values."""
+    for name, kind in _TOKENIZER_FILES.items():
         if (path := find(name)) is not None:
             _read(kind, path, "tokenizer")

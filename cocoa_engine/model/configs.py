@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, PreTrainedConfig
 
 from cocoa_engine.errors import ModelLoadError, UnsupportedModelError
 from cocoa_engine.model.light_model import import_model_classes
@@ -19,19 +19,14 @@ NEEDED = "a decoder-only causal language model is needed, such as Llama, Mistral
 
 
 def require_decoder_only(config: PreTrainedConfig, name: str) -> None:
-    """Check from its config alone that a model is decoder-only and has at least 3 layers.
-
-    Raises:
-        UnsupportedModelError: it is an encoder-decoder or encoder-only (embedding) model, or has fewer than 3 or more
-            than 1000 layers.
-    """
+    """Check from its config alone that a model is decoder-only and has 3 to 1000 layers."""
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name} is an encoder-decoder model; {NEEDED}")
     layers = getattr(text_part(config), "num_hidden_layers", None)
     if layers is not None:
         require_layer_count(layers, f"{name}: num_hidden_layers", "config.json")
-    if layers is not None and layers < 3:
-        raise UnsupportedModelError(f"{name} has {layers} decoder layer(s); a middle-layer window needs 3 or more.")
+        if layers < 3:
+            raise UnsupportedModelError(f"{name} has {layers} decoder layer(s); a middle-layer window needs 3 or more.")
     # BERT-like models have a causal class too, which is causal only if the config sets is_decoder
     if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
         raise UnsupportedModelError(
@@ -40,11 +35,7 @@ def require_decoder_only(config: PreTrainedConfig, name: str) -> None:
 
 
 def require_layer_count(value: object, field: str, file: str) -> None:
-    """Check a number of layers that was read from a field of a file.
-
-    Raises:
-        UnsupportedModelError: it is not a whole number, or more than 1000.
-    """
+    """Check that the number of layers in a field of a file is a whole number that a model may have."""
     if not isinstance(value, int) or value > MAX_LAYERS:
         raise UnsupportedModelError(
             f"{field} must be a whole number of at most {MAX_LAYERS} (got {short_repr(value)}); correct the model's "
@@ -52,39 +43,20 @@ def require_layer_count(value: object, field: str, file: str) -> None:
         )
 
 
-def require_causal_lm(config: PreTrainedConfig, name: str) -> None:
-    """Check from the config alone that a model is a causal language model.
-
-    Raises:
-        UnsupportedModelError: it is not, or as for :func:`require_decoder_only`.
-    """
-    kind = f"{name} ({getattr(config, 'model_type', type(config).__name__)})"
-    require_decoder_only(config, kind)
-    has_own_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not has_own_class:
-        raise UnsupportedModelError(f"{kind} is not a causal language model; {NEEDED}")
-
-
 _LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 """The fields of a config.json for the number of layers; transformers reads the others as the first."""
 
 
 def read_config(name: str, options: dict[str, Any]) -> PreTrainedConfig:
-    """A model's config. The number of layers is checked before: some configs build a list of that length.
-
-    Raises:
-        UnsupportedModelError: there are more layers than any model has.
-        ModelLoadError: a field that says what a forward pass returns is neither true nor false.
-    """
+    """A model's config. The number of layers is checked before: some configs build a list of that length."""
     import_model_classes()  # the class of a config imports much of them
     if "gguf_file" not in options or not Path(name).is_dir():  # a local GGUF file has been checked
         parts: list[Any] = [PreTrainedConfig.get_config_dict(name, **options)[0]]
         while parts:  # a config of several models has an object for each, at any depth
             part = parts.pop()
             if isinstance(part, dict):
-                for field in _LAYER_COUNTS:
-                    if part.get(field) is not None:
-                        require_layer_count(part[field], f"{name}: {field}", "config.json")
+                for field in (field for field in _LAYER_COUNTS if part.get(field) is not None):
+                    require_layer_count(part[field], f"{name}: {field}", "config.json")
             parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
     config = AutoConfig.from_pretrained(name, **options)
     for field in ("output_hidden_states", "output_attentions"):
@@ -154,14 +126,10 @@ def frequencies_of(config: Any) -> Frequencies | None:
 
 
 class Windows:
-    """The sliding window of each kind of layer.
+    """The sliding window of each kind of layer, from the text config.
 
-    Args:
-        config: the model's text config.
-
-    Raises:
-        NotImplementedError: the cache of a layer cannot hold branches (recurrent state, chunked attention), or the
-            config has an unknown kind of window.
+    A NotImplementedError says that the cache of a layer cannot hold branches (recurrent state, chunked attention), or
+    that the config has an unknown kind of window.
     """
 
     def __init__(self, config: PreTrainedConfig) -> None:
@@ -170,9 +138,8 @@ class Windows:
             raise NotImplementedError(f"unknown kinds of windows ({', '.join(strange)})")
         if "local" in (getattr(config, "attention_layers", None) or ()):
             raise NotImplementedError("local attention layers")
-        window = getattr(config, "sliding_window", None)
-        if getattr(config, "use_sliding_window", True) is False:
-            window = None
+        is_used = getattr(config, "use_sliding_window", True) is not False
+        window = getattr(config, "sliding_window", None) if is_used else None
         self._layer_kinds = list(getattr(config, "layer_types", None) or ())
         kinds = set(self._layer_kinds)
         if unknown := sorted(kinds - {"full_attention", "sliding_attention"}):

@@ -29,26 +29,16 @@ _ESCAPE = re.compile(r"\\(?:u(d8[0-9a-f]{2})|.)")
 
 
 class Rendered(NamedTuple):
-    """Chat messages as one text.
-
-    Attributes:
-        text: the text.
-        marked: the same with stand-ins for characters of the messages; ``None``: their text makes control tokens, too.
-    """
+    """Chat messages as one text."""
 
     text: str
-    marked: str | None
+    marked: str | None  # with stand-ins for characters of the messages; ``None``: their text makes control tokens, too
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer and its chat template.
+    """The special tokens of a tokenizer, and the added tokens that its chat template names, such as ``<tool_call>``.
 
-    These are the special tokens, and the added tokens that the template names, such as ``<tool_call>``.
-
-    Args:
-        tokenizer: the tokenizer. It is not modified.
-        template: the source of the chat template.
-        lock: held while the tokenizer is used.
+    The lock is held while the tokenizer is used, which is not modified.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str, lock: AbstractContextManager[Any]) -> None:
@@ -63,6 +53,7 @@ class ControlTokens:
         # an ordinary text may have unknown characters
         self._ids = {token_id for token_id, _ in self._added.values()} - {getattr(tokenizer, "unk_token_id", None)}
         self._pattern = _any_of(self._added)
+        self._spelled = self._pattern.findall
         self._words = _any_of(content for content in self._added if not _marks(content))
         self._tags = _any_of(content for content, (_, token) in self._added.items() if not token.special)
         marked = [(_marks(content), content[0]) for content in self._added]
@@ -80,11 +71,7 @@ class ControlTokens:
         options: Mapping[str, Any],
         apply: Callable[[list[dict[str, Any]], Mapping[str, Any]], str],
     ) -> Rendered:
-        """Render messages with options of ``apply_chat_template`` by ``apply``, and mark what came from them.
-
-        Raises:
-            ChatTemplateError: the template refuses the messages.
-        """
+        """Render messages with options of ``apply_chat_template`` by ``apply``, and mark what came from them."""
         text = apply(messages, options)
         template = {name: value for name, value in options.items() if name == "chat_template"}
         hidden_options = self._hidden(options, self._all) | template
@@ -166,47 +153,36 @@ class ControlTokens:
     def _shown(self, marked: str) -> str:
         return marked.translate(self._show)
 
-    def _spelled(self, text: str) -> list[str]:
-        return self._pattern.findall(text)
-
     def _control_ids(self, token_ids: Iterable[int]) -> list[int]:
         return [token_id for token_id in token_ids if token_id in self._ids]
 
     def _encode_apart(self, marked: str, encode: Callable[..., list[int]]) -> list[int]:
         """Token ids of a text in which only control tokens without stand-ins are such."""
-        tokenizer = self._tokenizer
+        tokenizer: Any = self._tokenizer
         if getattr(tokenizer, "is_fast", False):
             tokenizer, real_ids, names = self._renamed()
             text = self._shown(self._pattern.sub(lambda spelled: names[spelled[0]], marked))
             ids = encode(tokenizer, text, split_special_tokens=True)
             if not self._control_ids(ids):
                 return [real_ids.get(token_id, token_id) for token_id in ids]
-        parts = _cut(self._pattern, marked)  # slow tokenizers encode the texts between the tokens one by one, too
-        return [
-            token_id
-            for number, part in enumerate(parts)
-            for token_id in (
-                [self._added[part][0]] if number % 2 else self._encode_text(tokenizer, self._shown(part), encode)
-            )
-        ]
-
-    def _encode_text(self, tokenizer: Any, text: str, encode: Callable[..., list[int]]) -> list[int]:
-        """Token ids of a text without control tokens. Some vocabularies have them as words, which must be divided."""
-        words = _cut(self._pattern, text)
-        letters = [piece for number, word in enumerate(words) for piece in (word if number % 2 else [word])]
-        ids: list[int] = []
-        for pieces in ([text], letters, text):
-            ids = [each for piece in pieces for each in encode(tokenizer, piece, split_special_tokens=True)]
-            if not self._control_ids(ids):
-                break
+        ids = []
+        for number, part in enumerate(_cut(self._pattern, marked)):  # slow tokenizers encode them one by one, too
+            if number % 2:
+                ids.append(self._added[part][0])
+                continue
+            text = self._shown(part)
+            words = _cut(self._pattern, text)  # some vocabularies have control tokens as words, which must be divided
+            letters = [piece for at, word in enumerate(words) for piece in (word if at % 2 else [word])]
+            encoded: list[int] = []
+            for pieces in ([text], letters, text):
+                encoded = [each for piece in pieces for each in encode(tokenizer, piece, split_special_tokens=True)]
+                if not self._control_ids(encoded):
+                    break
+            ids += encoded
         return ids
 
     def _renamed(self) -> tuple[Any, dict[int, int], dict[str, str]]:
-        """A copy of the tokenizer whose control tokens have names that no text contains.
-
-        Returns:
-            The copy, the real ids by those of the copy, and the new names.
-        """
+        """A copy whose control tokens have names that no text contains, the real ids by its ids, and those names."""
         if self._secret_names is None:
             from tokenizers import AddedToken
 
@@ -260,9 +236,9 @@ def _cut(pattern: re.Pattern[str], text: str) -> list[str]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in data of dicts and lists."""
+    """All texts in data of dicts, lists and their items."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, (dict, list)):
+    elif isinstance(value, (dict, list, tuple)):
         for inner in value.items() if isinstance(value, dict) else value:
-            yield from _texts(list(inner) if isinstance(inner, tuple) else inner)
+            yield from _texts(inner)

@@ -47,7 +47,12 @@ class Detokenizer:
         complete = self._complete(text)
         if len(complete) <= len(self._shown):
             return
-        self._add(complete[len(self._shown) :])
+        before = len(self.text)
+        self.text += complete[len(self._shown) :]
+        if self.stop_at is None:
+            places = (self.text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stops)
+            self.stop_at = min((place for place in places if place >= 0), default=None)
+            self._stopped = len(self.text)
         self._shown = complete
         # The text of a token can depend on the previous token (a leading space is dropped at the start of a text). So
         # the window always begins with tokens whose text is known, and only the new part of its text is added.
@@ -86,14 +91,6 @@ class Detokenizer:
         before = self._window[: self._length + len(whole)]
         return text[:-1] if begun else text if len(whole) == len(parts) else self._tokens.decode(before)
 
-    def _add(self, text: str) -> None:
-        before = len(self.text)
-        self.text += text
-        if self.stop_at is None:
-            found = (self.text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stops)
-            self.stop_at = min((at for at in found if at >= 0), default=None)
-            self._stopped = len(self.text)
-
 
 def decoded(tokens: Tokens, token_ids: Sequence[int]) -> str:
     """The text of tokens, without a character that they begin and do not complete."""
@@ -113,12 +110,9 @@ class SpanTexts:
         self._shown = 0
 
     def ready(self, track: Detokenizer, ends: Sequence[int], finished: bool) -> list[tuple[int, int, str]]:
-        """``(start, end, text)`` of the spans not returned before whose text is final.
+        """``(start, end, text)`` of the spans not returned before whose text is final; all, if decoding has finished.
 
-        Args:
-            track: the text so far.
-            ends: for each span decided so far, the offset in the text at which its complete characters end.
-            finished: whether decoding has ended. Then every span is final.
+        ``ends`` has for each span decided so far the offset in the text at which its complete characters end.
         """
         text = track.text
         cut = len(text) if finished and track.stop_at is None else track.safe_length()

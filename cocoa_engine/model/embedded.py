@@ -12,10 +12,7 @@ CONTEXT_WINDOW = 8192
 
 
 def find_embedded_file() -> Path | None:
-    """The installed package's GGUF file; `None` if the package is not installed.
-
-    The package is not imported, because its module needs llama-cpp.
-    """
+    """The GGUF file of the package if it is installed. It is not imported, because its module needs llama-cpp."""
     try:
         package = distribution(PACKAGE)
     except PackageNotFoundError:

@@ -16,26 +16,20 @@ _FUSED = ("Qwen3MoeExperts",)
 
 
 class ExpertLinears(nn.Module):
-    """One linear layer of each expert.
-
-    Args:
-        weight: ``[experts, out, in]``. It may be a :class:`BlockTensor`.
-    """
+    """One linear layer of each expert, ``[experts, out, in]``, which may be a :class:`BlockTensor`."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
 
     def forward(self, x: Tensor, number: int) -> Tensor:
-        """Run the layer of one expert."""
         return F.linear(x, self.weight[number])
 
 
 class SeparateExperts(nn.Module):
     """Experts whose gate and input are tensors of their own, as in GGUF files. transformers' have both in one.
 
-    Args:
-        experts: the module that this one replaces. Its weights are not taken over.
+    The weights of the module that this one replaces are not taken over.
     """
 
     def __init__(self, experts: Any) -> None:
@@ -48,7 +42,6 @@ class SeparateExperts(nn.Module):
         self.act_fn = experts.act_fn
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """The same as the replaced module's."""
         return mixed(hidden_states, top_k_index, top_k_weights, self._run)
 
     def _run(self, number: int, x: Tensor) -> Any:
@@ -112,9 +105,8 @@ def obstacle(module: Any) -> str | None:
 def stacks_of(module: Any) -> tuple[list[Tensor], Tensor]:
     """The weights of all experts, for a module that :func:`are_experts` accepts.
 
-    Returns:
-        What makes the gate and the input, each ``[experts, out, d]``: both in one tensor or one after the other. And
-        what makes the output, ``[experts, d, inner]``.
+    First of the gate and the input, ``[experts, out, d]``, in one tensor or two; then of the output, ``[experts, d,
+    inner]``.
     """
     if isinstance(module, SeparateExperts):
         return [module.gate_proj.weight.detach(), module.up_proj.weight.detach()], module.down_proj.weight.detach()
@@ -122,16 +114,10 @@ def stacks_of(module: Any) -> tuple[list[Tensor], Tensor]:
 
 
 def mixed(x: Tensor, chosen: Tensor, shares: Tensor, expert: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """The weighted sum of the outputs of each row's experts. Each expert runs once, on all rows that chose it.
+    """The sum of the outputs of each row's experts, weighted by ``shares [rows, k]``, in float32.
 
-    Args:
-        x: ``[rows, d]``, on the CPU.
-        chosen: the numbers of each row's experts, ``[rows, k]``.
-        shares: what each of their outputs is multiplied by, ``[rows, k]``.
-        expert: runs one expert: ``(its number, x [rows, d]) -> [rows, d]``.
-
-    Returns:
-        ``[rows, d]`` in the dtype of ``x``; summed in float32.
+    Each expert runs once, ``(its number, x [rows, d]) -> [rows, d]``, on all rows that chose it. ``x`` is on the CPU,
+    ``chosen`` has the numbers of each row's experts, ``[rows, k]``.
     """
     numbers = chosen.flatten()
     order, sizes = numbers.argsort(stable=True), numbers.bincount()

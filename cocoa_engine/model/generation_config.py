@@ -14,8 +14,7 @@ from transformers.generation import logits_process as theirs
 
 from cocoa_engine.config import require_stop_texts
 from cocoa_engine.errors import ChatTemplateError, ConfigError, safe_cause
-from cocoa_engine.model.callables import Processor
-from cocoa_engine.model.language_model import PASSED_ON
+from cocoa_engine.model.language_model import PASSED_ON, LanguageModel
 from cocoa_engine.model.tokenizer import Tokens
 from cocoa_engine.safe_text import short_repr
 
@@ -33,11 +32,7 @@ _TOKEN_IDS = {"forced_bos_token_id", "forced_eos_token_id"}
 
 @contextmanager
 def usable(what: str = _NAME) -> Iterator[None]:
-    """Convert the errors that wrong values cause in transformers, which checks few of them, to a :class:`ConfigError`.
-
-    Args:
-        what: what has the values, for the message.
-    """
+    """Convert errors of wrong values of ``what`` in transformers, which checks few, to a :class:`ConfigError`."""
     try:
         yield
     except PASSED_ON:
@@ -47,28 +42,9 @@ def usable(what: str = _NAME) -> Iterator[None]:
         raise ConfigError(f"{what} cannot be used: {reason}. Correct its value, or remove it.") from safe_cause(error)
 
 
-class OptionProcessor(LogitsProcessor):
-    """A processor that was made of the value of an option. It checks some values only when it is called.
-
-    Its errors name the option. They are a :class:`ConfigError`.
-    """
-
-    def __init__(self, what: str, processor: Processor) -> None:
-        self._what, self._processor = what, processor
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """The processed scores."""
-        with usable(self._what):
-            return self._processor(input_ids, scores)
-
-
 @usable()
 def stop_texts(model: PreTrainedModel | LightModel, config: GenerationConfig | None = None) -> tuple[str, ...]:
-    """The ``stop_strings`` of the generation config. `None` uses the model's own config.
-
-    Raises:
-        ConfigError: they are no texts, they are above the limits of :attr:`CocoaConfig.stop`, or one is empty.
-    """
+    """The ``stop_strings`` of a generation config, or of the model's own, within the limits of ``CocoaConfig.stop``."""
     value = getattr(config or getattr(model, "generation_config", None), "stop_strings", None) or ()
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
@@ -77,87 +53,63 @@ def stop_texts(model: PreTrainedModel | LightModel, config: GenerationConfig | N
 
 
 def logits_processors(
-    model: PreTrainedModel | LightModel,
+    model: LanguageModel,
     eos: frozenset[int],
     prompt: Sequence[int],
     max_new_tokens: int,
     repetition_penalty: float | None = None,
     config: GenerationConfig | None = None,
-    *,
-    device: torch.device | None = None,
 ) -> LogitsProcessorList:
     """The logits processors that ``generate(do_sample=False)`` builds from a generation config, in the same order.
 
+    They are called once before the model runs, because some values are checked only then. It is done on the CPU: a
+    token id that is out of range would leave a GPU unusable for this process.
+
     Args:
-        eos: ids of the tokens that end a text.
-        prompt: token ids.
-        max_new_tokens: the length limit, for a forced end-of-sequence token.
         repetition_penalty: used instead of the generation config's.
         config: the generation config. `None` uses the model's own.
-        device: where the scores will be. `None` is the model's device.
-
-    Raises:
-        ConfigError: a value is out of range or of a wrong type. The processors raise it too, because some values are
-            checked only then.
     """
-    config = config or getattr(model, "generation_config", None) or GenerationConfig()
-    where = str(device or model.device)
-    ends, length, limit = sorted(eos), len(prompt), len(prompt) + max_new_tokens
+    config = config or getattr(model.model, "generation_config", None) or GenerationConfig()
+    ends, length = sorted(eos), len(prompt)
 
-    def ids() -> Tensor:
-        return torch.tensor([prompt], device=where)
+    def made(limit: int, device: str) -> LogitsProcessorList:
+        def ids() -> Tensor:
+            return torch.tensor([prompt], device=device)
 
-    makers: dict[str, Callable[[Any], LogitsProcessor]] = {
-        "sequence_bias": theirs.SequenceBiasLogitsProcessor,
-        "encoder_repetition_penalty": lambda value: theirs.EncoderRepetitionPenaltyLogitsProcessor(value, ids()),
-        "repetition_penalty": theirs.RepetitionPenaltyLogitsProcessor,
-        "no_repeat_ngram_size": theirs.NoRepeatNGramLogitsProcessor,
-        "encoder_no_repeat_ngram_size": lambda value: theirs.EncoderNoRepeatNGramLogitsProcessor(value, ids()),
-        "bad_words_ids": lambda value: theirs.NoBadWordsLogitsProcessor(value, ends or None),
-        "min_length": lambda value: theirs.MinLengthLogitsProcessor(value, ends, device=where),
-        "min_new_tokens": lambda value: theirs.MinNewTokensLengthLogitsProcessor(length, value, ends, device=where),
-        "forced_bos_token_id": theirs.ForcedBOSTokenLogitsProcessor,
-        "forced_eos_token_id": lambda value: theirs.ForcedEOSTokenLogitsProcessor(limit, value, where),
-        "exponential_decay_length_penalty": lambda value: theirs.ExponentialDecayLengthPenalty(value, ends, length),
-        "suppress_tokens": lambda value: theirs.SuppressTokensLogitsProcessor(value, device=where),
-        "begin_suppress_tokens": lambda value: theirs.SuppressTokensAtBeginLogitsProcessor(value, length, device=where),
-    }
-    processors = LogitsProcessorList()
-    for name, make in makers.items():
-        value = getattr(config, name, None)
-        if name == "repetition_penalty":
-            value = repetition_penalty or value
-        what = f"{name} of {_NAME}"
-        with usable(what):
-            if value is None or (not value and name not in _TOKEN_IDS):  # 0 is an id
-                continue
-            if (name.endswith("repetition_penalty") and value == 1.0) or (name in _NEED_EOS and not eos):
-                continue
-            if name == "encoder_no_repeat_ngram_size" and value > length:  # the processor counts up to it
-                continue
-            processors.append(OptionProcessor(what, make(value)))
-    return processors
+        makers: dict[str, Callable[[Any], LogitsProcessor]] = {
+            "sequence_bias": theirs.SequenceBiasLogitsProcessor,
+            "encoder_repetition_penalty": lambda value: theirs.EncoderRepetitionPenaltyLogitsProcessor(value, ids()),
+            "repetition_penalty": theirs.RepetitionPenaltyLogitsProcessor,
+            "no_repeat_ngram_size": theirs.NoRepeatNGramLogitsProcessor,
+            "encoder_no_repeat_ngram_size": lambda value: theirs.EncoderNoRepeatNGramLogitsProcessor(value, ids()),
+            "bad_words_ids": lambda value: theirs.NoBadWordsLogitsProcessor(value, ends or None),
+            "min_length": lambda value: theirs.MinLengthLogitsProcessor(value, ends, device),
+            "min_new_tokens": lambda value: theirs.MinNewTokensLengthLogitsProcessor(length, value, ends, device),
+            "forced_bos_token_id": theirs.ForcedBOSTokenLogitsProcessor,
+            "forced_eos_token_id": lambda value: theirs.ForcedEOSTokenLogitsProcessor(limit, value, device),
+            "exponential_decay_length_penalty": lambda value: theirs.ExponentialDecayLengthPenalty(value, ends, length),
+            "suppress_tokens": lambda value: theirs.SuppressTokensLogitsProcessor(value, device),
+            "begin_suppress_tokens": lambda value: theirs.SuppressTokensAtBeginLogitsProcessor(value, length, device),
+        }
+        processors = LogitsProcessorList()
+        for name, make in makers.items():
+            value = getattr(config, name, None)
+            if name == "repetition_penalty":
+                value = repetition_penalty or value
+            what = f"{name} of {_NAME}"
+            with usable(what):
+                if value is None or (not value and name not in _TOKEN_IDS):  # 0 is an id
+                    continue
+                if (name.endswith("repetition_penalty") and value == 1.0) or (name in _NEED_EOS and not eos):
+                    continue
+                if name == "encoder_no_repeat_ngram_size" and value > length:  # the processor counts up to it
+                    continue
+                processors.append(usable(what)(make(value)))  # some values are checked only when it is called
+        return processors
 
-
-def try_processors(
-    model: PreTrainedModel | LightModel,
-    eos: frozenset[int],
-    prompt: Sequence[int],
-    vocab_size: int,
-    repetition_penalty: float | None = None,
-    config: GenerationConfig | None = None,
-) -> None:
-    """Call the :func:`logits_processors` of a generation config once: wrong values are found before the model runs.
-
-    It is done on the CPU: a token id that is out of range would leave a GPU unusable for this process. It is not done
-    with the processors of a request, because some keep what they have seen.
-
-    Raises:
-        ConfigError: a value is out of range or of a wrong type.
-    """
-    # with room for one token, a forced end-of-sequence token applies at once
-    made = logits_processors(model, eos, prompt, 1, repetition_penalty, config, device=torch.device("cpu"))
-    made(torch.tensor([prompt]), torch.zeros(1, vocab_size))
+    if tried := made(length + 1, "cpu"):  # with room for one token, a forced end-of-sequence token applies at once
+        tried(torch.tensor([prompt]), torch.zeros(1, model.vocab_size))
+    return made(length + max_new_tokens, str(model.model.device))
 
 
 CONTROL_TOKEN = 3  # GGUF's type of special tokens
@@ -182,15 +134,9 @@ def eos_token_ids(
 ) -> frozenset[int]:
     """The ids of the tokens that end a text.
 
-    They are those of the generation config, the tokenizer's, and the one that ends an assistant's turn in the chat
-    template. A model that has learnt a template ends its answers with that one, whatever the other files say. Ids that
-    the model has no embedding of are left out.
-
-    Args:
-        config: a generation config whose end tokens, if it states any, are used instead of those of the model's own.
-
-    Raises:
-        ConfigError: those of a generation config are not whole numbers.
+    They are those of the generation config (of ``config`` if it states any, otherwise the model's own), of the
+    tokenizer, and the one that ends an assistant's turn in the chat template: a model that has learnt a template ends
+    its answers with that one. Ids that the model has no embedding of are left out.
     """
     own = getattr(model, "generation_config", None)
     stated = next((ends for each in (config, own) if (ends := getattr(each, "eos_token_id", None)) is not None), ())

@@ -1,15 +1,10 @@
-"""What the GGUF files of each family call their settings and tensors, and how these differ from transformers'.
-
-It covers the families that were compared with transformers' models. A family is one entry of a table.
-"""
+"""What the GGUF files of each family, one that was compared with transformers' model, call settings and tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-from torch import Tensor
 
 from cocoa_engine.model.gguf_metadata import Metadata
 from cocoa_engine.model.gguf_reader import GgufFile
@@ -35,6 +30,8 @@ LAYER_TENSORS = {
 """The tensors of a Llama layer: the names in GGUF -> those in transformers."""
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+LONG_TABLES = (LONG_FACTORS, SHORT_FACTORS)
+TABLES = (ROPE_FACTORS, *LONG_TABLES)  # tensors that are no weights of a module
 
 _HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _NORMS_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
@@ -51,25 +48,15 @@ _LOCAL_ROPE_BASE = 10000.0  # of Gemma 3's windowed layers, unless the file says
 
 @dataclass(frozen=True)
 class Family:
-    """How the files of one architecture are read.
+    """How the files of one architecture are read."""
 
-    Attributes:
-        model_type: transformers' name of the architecture.
-        layer: the tensors of a layer -> transformers' modules.
-        fields: settings of transformers' config beside those that all families have.
-        keys: settings that are taken over if the file has them: the name in the config -> the name in the file.
-        norm_offset: what the file adds to the weights of the norms.
-        pairs: the rows of query and key projections are in llama.cpp's rotary layout (adjacent pairs).
-        biases: layers may have biases.
-    """
-
-    model_type: str
-    layer: Mapping[str, str]
-    fields: Callable[[Metadata], dict[str, Any]] = lambda metadata: {}
-    keys: Mapping[str, str] = field(default_factory=dict)
-    norm_offset: float = 0.0
-    pairs: bool = False
-    biases: bool = False
+    model_type: str  # transformers' name of the architecture
+    layer: Mapping[str, str]  # the tensors of a layer -> transformers' modules
+    fields: Callable[[Metadata], dict[str, Any]] = lambda metadata: {}  # of the config, beside those of all families
+    keys: Mapping[str, str] = field(default_factory=dict)  # fields that are taken over if the file has their setting
+    norm_offset: float = 0.0  # what the file adds to the weights of the norms
+    pairs: bool = False  # rows of query and key projections are in llama.cpp's rotary layout (adjacent pairs)
+    biases: bool = False  # layers may have biases
 
 
 def family_of(file: GgufFile) -> Family | None:
@@ -92,7 +79,6 @@ def path_of(family: Family, tensor: str) -> str | None:
 
 
 def config_options(family: Family, file: GgufFile) -> dict[str, Any]:
-    """The options of transformers' config."""
     metadata = Metadata(file)
     heads = metadata["attention.head_count"]
     common = {
@@ -114,11 +100,9 @@ def config_options(family: Family, file: GgufFile) -> dict[str, Any]:
 
 
 def _rope(metadata: Metadata) -> dict[str, Any]:
-    rope = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", 10000.0)}
     kind, factor = metadata.scaling
-    if kind == "linear":
-        rope |= {"rope_type": kind, "factor": factor}
-    return rope
+    scaling = {"rope_type": kind, "factor": factor} if kind == "linear" else {"rope_type": "default"}
+    return {**scaling, "rope_theta": metadata.get("rope.freq_base", 10000.0)}
 
 
 def _head_dim(metadata: Metadata) -> dict[str, Any]:
@@ -127,11 +111,10 @@ def _head_dim(metadata: Metadata) -> dict[str, Any]:
 
 
 def _gemma(metadata: Metadata, *, largest: int) -> dict[str, Any]:
-    """The size of a head, and what the scores are divided by: the root of it, and of the width for each head in the
-    largest model, which is known by its number of layers."""
-    heads = metadata["embedding_length"] // metadata["attention.head_count"]
+    """Scores are divided by the root of a head's size, in the largest model (by its layers) of the width for each."""
+    share = metadata["embedding_length"] // metadata["attention.head_count"]
     size = metadata["attention.key_length"]
-    return {"head_dim": size, "query_pre_attn_scalar": heads if metadata["block_count"] == largest else size}
+    return {"head_dim": size, "query_pre_attn_scalar": share if metadata["block_count"] == largest else size}
 
 
 def _gemma3(metadata: Metadata) -> dict[str, Any]:
@@ -219,24 +202,3 @@ FAMILIES: dict[str, Family] = {
     ),
     "olmo2": Family("olmo2", {**_WITHOUT_NORMS, **_HEAD_NORMS, **_NORMS_AFTER}),
 }
-
-
-def obstacle(family: Family, file: GgufFile) -> str | None:
-    """Why the tensors of a file of a known family cannot be read, or ``None``. Their types are not looked at."""
-    long = [name in file.tensors for name in (LONG_FACTORS, SHORT_FACTORS)]
-    if any(long) and (family.model_type != "phi3" or not all(long)):
-        return "rotary factors by length"
-    if ROPE_FACTORS in file.tensors and family.model_type == "gemma3_text":
-        return f"the tensor {ROPE_FACTORS}"
-    unknown = (name for name in file.tensors if name not in TABLES and path_of(family, name) is None)
-    return next((f"the tensor {name}" for name in unknown), None)
-
-
-TABLES = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
-"""Tensors that are no weights of a module."""
-
-
-def unpaired(rows: Tensor, heads: int) -> Tensor:
-    """Reorder the rows of a query or key projection from llama.cpp's rotary layout to transformers'; a copy."""
-    count, size = rows.shape
-    return rows.view(heads, count // heads // 2, 2, size).transpose(1, 2).reshape(count, size)

@@ -23,8 +23,7 @@ class Metadata(Mapping[str, Any]):
     """
 
     def __init__(self, file: GgufFile) -> None:
-        self.file = file
-        self.architecture = str(file.metadata.get("general.architecture"))
+        self.file, self.architecture = file, str(file.metadata.get("general.architecture"))
 
     def __getitem__(self, name: str) -> Any:
         value = self.file.metadata[f"{self.architecture}.{name}"]
@@ -48,10 +47,7 @@ class Metadata(Mapping[str, Any]):
 
     @property
     def scaling(self) -> tuple[str, float]:
-        """The type and the factor of a scaling of the rotary embeddings, other than by the factors of a tensor.
-
-        As in llama.cpp, a factor without a type is that of a linear scaling, and 0 is none.
-        """
+        """Type and factor of a rotary scaling, but by a tensor. A factor without a type is linear, and 0 is none."""
         kind = str(self.get("rope.scaling.type", "linear"))
         factor = self.get("rope.scaling.factor", self.get("rope.scale_linear")) or 1.0
         return _UNSCALED if kind == "none" or (kind, factor) == ("linear", 1.0) else (kind, factor)
@@ -59,8 +55,7 @@ class Metadata(Mapping[str, Any]):
 
 _UNSCALED = ("none", 1.0)
 
-Agrees = Callable[[Any, Any, Metadata], bool]
-"""Whether the value of a setting is that of the model with a config."""
+Agrees = Callable[[Any, Any, Metadata], bool]  # whether the value of a setting is that of the model with a config
 
 
 def _field(*names: str, absent: tuple[Any, ...] = ()) -> Agrees:
@@ -74,7 +69,6 @@ def _field(*names: str, absent: tuple[Any, ...] = ()) -> Agrees:
 
 
 def _computed(compute: Callable[[Any], Any]) -> Agrees:
-    """It is computed of the config."""
     return lambda value, config, _: _same(value, compute(config))
 
 
@@ -97,7 +91,6 @@ def _rope(config: Any, layers: str = "full_attention") -> Mapping[str, Any]:
 
 
 def _head(config: Any, *names: str) -> int:
-    """The size of a head."""
     size = _first(config, *names, "head_dim")
     return int(config.hidden_size // (_first(config, "num_attention_heads") or 1) if size is None else size)
 
@@ -254,66 +247,52 @@ OTHERS = ("adapter.", "clip.", "diffusion.", "xielu.")
 
 
 def require_known(file: GgufFile) -> None:
-    """Check that the metadata has no key that would be ignored, and those without which there is no model.
+    """Check that the metadata has no key that would be ignored, values of the right types, and all that a model needs.
 
-    Raises:
-        ModelLoadError: it has one that is not known, or a value is of another type.
-        UnsupportedModelError: the number of layers is not a whole number, or more than any model has.
-        KeyError: it lacks a key.
+    A needed key that it lacks is a KeyError.
     """
     metadata = Metadata(file)
+    prefix = f"{metadata.architecture}."
     keys = [key for key in file.metadata if key.startswith(OTHERS)]
     keys += [key for key, values in WITHOUT_EFFECT.items() if file.metadata.get(key, values[0]) not in values]
-    _refuse(file, [*keys, *(f"{metadata.architecture}.{name}" for name in metadata if name not in AGREEING)])
+    _refuse(file, [*keys, *(prefix + name for name in metadata if name not in AGREEING)])
     require_types(file)
     for name in (*_NEEDED, next((name for name in _EPSILONS if name in metadata), _EPSILONS[0])):
         metadata[name]  # a KeyError names it
     layers = metadata["block_count"]
-    require_layer_count(layers, f"{file.path}: {metadata.architecture}.block_count", "GGUF file")
-    for name in metadata:
-        key = f"{metadata.architecture}.{name}"
-        values = file.metadata[key]
-        if isinstance(values, list) and not key.endswith(_LISTS) and values != values[:1] * layers:
+    require_layer_count(layers, f"{file.path}: {prefix}block_count", "GGUF file")
+    for key, values in file.metadata.items():
+        of_layers = key.startswith(prefix) and isinstance(values, list) and not key.endswith(_LISTS)
+        if of_layers and values != values[:1] * layers:
             raise ModelLoadError(f"{file.path}: {key} = {short_repr(values)} is not one value for all {layers} layers")
 
 
 def require_types(file: GgufFile) -> None:
-    """Check that the values of a file are of the types of their keys. Settings of a layer may be lists.
-
-    Raises:
-        ModelLoadError: one is of another type.
-    """
+    """Check that the values of a file have the types of their keys, as in llama.cpp. Those of a layer may be lists."""
     architecture = f"{Metadata(file).architecture}."
     for key, value in file.metadata.items():
-        is_of_layers = key.startswith(architecture)
-        if not (is_of_layers or key.startswith(_TEMPLATES) or key.endswith((*_TEXTS, *_FLAGS, "_token_id"))):
-            continue
-        kinds, what = _kinds(key)
-        values = value if is_of_layers and isinstance(value, list) else [value]
-        if any(type(each) not in kinds or (key.endswith(_WHOLE) and each < 0) for each in values):
+        is_setting, what = key.startswith(architecture), "number"
+        kinds: tuple[type, ...] = (int, float)
+        if key.endswith(_TEXTS) or key.startswith(_TEMPLATES):
+            kinds, what = (str,), "text"
+        elif key.endswith(_FLAGS):
+            kinds, what = (bool,), "truth value"
+        elif key.endswith((*_WHOLE, "_token_id")):
+            kinds, what = (int,), "whole number"
+        elif key.endswith(_LISTS[0]):
+            kinds = (int, float, bool)
+        values = value if is_setting and isinstance(value, list) else [value]
+        is_checked = is_setting or key.startswith(_TEMPLATES) or key.endswith((*_TEXTS, *_FLAGS, "_token_id"))
+        if is_checked and any(type(each) not in kinds or (key.endswith(_WHOLE) and each < 0) for each in values):
             raise ModelLoadError(f"{file.path}: {key} = {short_repr(value)} is no {what}")
 
 
-def _kinds(key: str) -> tuple[tuple[type, ...], str]:
-    """The types of the value of a key, and their name. llama.cpp is as strict."""
-    if key.endswith(_TEXTS) or key.startswith(_TEMPLATES):
-        return (str,), "text"
-    if key.endswith(_FLAGS):
-        return (bool,), "truth value"
-    if key.endswith((*_WHOLE, "_token_id")):
-        return (int,), "whole number"
-    return (int, float, *((bool,) if key.endswith(_LISTS[0]) else ())), "number"
-
-
 def require_agreement(file: GgufFile, config: Any) -> None:
-    """Check that a config says what the file says.
-
-    Raises:
-        ModelLoadError: a setting of the file has another value in the model, or none.
-    """
+    """Check that each setting of the file has the same value in the model with a config."""
     metadata = Metadata(file)
-    keys = {name: f"{metadata.architecture}.{name}" for name in metadata}
-    _refuse(file, [k for name, k in keys.items() if not AGREEING[name](file.metadata[k], config, metadata)])
+    values = {name: file.metadata[f"{metadata.architecture}.{name}"] for name in metadata}
+    ignored = [name for name, value in values.items() if not AGREEING[name](value, config, metadata)]
+    _refuse(file, [f"{metadata.architecture}.{name}" for name in ignored])
 
 
 def _refuse(file: GgufFile, keys: list[str]) -> None:

@@ -1,7 +1,4 @@
-"""Makes a model from a GGUF file: its weights stay in their blocks, or are unpacked.
-
-It covers the families that were compared with transformers' models. transformers reads all other files.
-"""
+"""Makes a model from a GGUF file of a known family: its weights stay in their blocks, or are unpacked."""
 
 from __future__ import annotations
 
@@ -14,11 +11,20 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
 from cocoa_engine.errors import ModelLoadError
-from cocoa_engine.model import experts, gguf_families
+from cocoa_engine.model import experts
 from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
 from cocoa_engine.model.configs import context_window_of
 from cocoa_engine.model.generation_config import eos_of_gguf
-from cocoa_engine.model.gguf_families import ROPE_FACTORS, TABLES, Family, family_of
+from cocoa_engine.model.gguf_families import (
+    EXPERTS,
+    LONG_TABLES,
+    ROPE_FACTORS,
+    TABLES,
+    Family,
+    config_options,
+    family_of,
+    path_of,
+)
 from cocoa_engine.model.gguf_metadata import Metadata, require_agreement
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.light_model import ARCHITECTURES, LightModel, import_model_classes
@@ -32,10 +38,16 @@ def obstacle(file: GgufFile) -> str | None:
     family = family_of(file)
     if family is None:
         return f"architecture {file.metadata.get('general.architecture')!r}"
-    if (why := gguf_families.obstacle(family, file)) is not None:
-        return why
+    long = [name in file.tensors for name in LONG_TABLES]
+    if any(long) and (family.model_type != "phi3" or not all(long)):
+        return "rotary factors by length"
+    if ROPE_FACTORS in file.tensors and family.model_type == "gemma3_text":
+        return f"the tensor {ROPE_FACTORS}"
+    unknown = next((name for name in file.tensors if name not in TABLES and path_of(family, name) is None), None)
+    if unknown is not None:
+        return f"the tensor {unknown}"
     for name, entry in file.tensors.items():
-        dimensions = 3 if name.split(".")[-2] in gguf_families.EXPERTS else 2
+        dimensions = 3 if name.split(".")[-2] in EXPERTS else 2
         is_matrix = entry.kind in BLOCK_KINDS and len(entry.shape) == dimensions
         if entry.kind != "F32" and (name in TABLES or not is_matrix):
             return f"{name} of type {entry.kind}"
@@ -45,32 +57,27 @@ def obstacle(file: GgufFile) -> str | None:
 def context_window(file: GgufFile) -> int | None:
     """The context window that the metadata states, for any architecture."""
     family = family_of(file)
-    if family is not None:
-        return context_window_of(PreTrainedConfig(**gguf_families.config_options(family, file)))
-    return Metadata(file).get("context_length")
+    if family is None:
+        return Metadata(file).get("context_length")
+    return context_window_of(PreTrainedConfig(**config_options(family, file)))
 
 
 def load(file: GgufFile, weights: Mapping[str, nn.Parameter] | None = None) -> PreTrainedModel:
-    """The model, in evaluation mode on the CPU. Matrices are :class:`BlockTensor`, or float32 in the mapped file.
+    """The model of a file without an :func:`obstacle`, in evaluation mode on the CPU.
 
-    Args:
-        file: one without an :func:`obstacle`.
-        weights: its parameters, by transformers' names, if they have been read.
-
-    Raises:
-        ModelLoadError: a tensor is missing or has another shape than the metadata says.
+    Matrices are :class:`BlockTensor`, or float32 in the mapped file. ``weights`` are the parameters, by transformers'
+    names, if they have been read.
     """
     import_model_classes()
     family = cast("Family", family_of(file))
-    config = AutoConfig.for_model(family.model_type, **gguf_families.config_options(family, file))
+    config = AutoConfig.for_model(family.model_type, **config_options(family, file))
     require_agreement(file, config)
     config._name_or_path = str(file.path)
     model: Any = without_weights(config)
-    _place(model, family, file, config, weights)
+    _place(model, family, file, config, weights or {})
     model.tie_weights()
     for part in (*model.modules(), *model.parameters()):
         part._is_hf_initialized = True  # as ``from_pretrained`` does, so that ``init_weights`` leaves it as it is
-    _finish(model, file, config)
     whole: PreTrainedModel = model.eval()
     return whole
 
@@ -78,21 +85,14 @@ def load(file: GgufFile, weights: Mapping[str, nn.Parameter] | None = None) -> P
 def unpacked(file: GgufFile, options: Mapping[str, Any]) -> PreTrainedModel:
     """The model of :func:`load` with ordinary weights, as transformers loads those of a checkpoint.
 
-    Args:
-        file: one without an :func:`obstacle`.
-        options: of transformers' ``from_pretrained``. Those that are settings of the config override the file's.
-
-    Raises:
-        ModelLoadError: as for :func:`load`.
+    Options of ``from_pretrained`` that are settings of the config override the file's.
     """
     packed: Any = load(file)
     options, dtype = dict(options), options["dtype"]
-
-    def plain(weight: Tensor) -> Tensor:
+    weights: dict[str, Tensor] = {}
+    for name, weight in packed.named_parameters():
         whole = weight.dequantized() if isinstance(weight, BlockTensor) else weight.detach()
-        return whole.to(dtype) if isinstance(dtype, torch.dtype) else whole
-
-    weights = {name: plain(weight) for name, weight in packed.named_parameters()}
+        weights[name] = whole.to(dtype) if isinstance(dtype, torch.dtype) else whole
     config = options.pop("config", None)
     if config is None:
         config = packed.config
@@ -103,8 +103,7 @@ def unpacked(file: GgufFile, options: Mapping[str, Any]) -> PreTrainedModel:
     model.generation_config = packed.generation_config
     if ROPE_FACTORS in file.tensors:
         model.model.rotary_emb.inv_freq.copy_(packed.model.rotary_emb.inv_freq)
-    whole: PreTrainedModel = model
-    return whole
+    return cast("PreTrainedModel", model)
 
 
 def can_be_light(file: GgufFile) -> bool:
@@ -113,39 +112,28 @@ def can_be_light(file: GgufFile) -> bool:
 
 
 def load_light(file: GgufFile, checked: str = "") -> LightModel:
-    """The weights of :func:`load`. transformers' model is made of them when it is asked for.
+    """The weights of :func:`load`, of which transformers' model is made when it is asked for.
 
-    Args:
-        file: one that :func:`can_be_light`.
-        checked: what the comparison of the lean forward pass with the modules of this model found.
-
-    Raises:
-        ModelLoadError: as for :func:`load`.
+    ``checked`` is what the comparison of the lean forward pass with the modules of this model found.
     """
     family = cast("Family", family_of(file))
-    options = gguf_families.config_options(family, file)
+    options = config_options(family, file)
     head_dim = options["hidden_size"] // options["num_attention_heads"]
     config = PreTrainedConfig(**{"head_dim": head_dim, "hidden_act": "silu", **options})
     require_agreement(file, config)
     model = LightModel(config, family.model_type, checked)
-    _place(model, family, file, config)
+    _place(model, family, file, config, {})
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
-    _finish(model, file, config)
     model.name_or_path = str(file.path)
     model.build = partial(load, file, dict(model.named_parameters()))
-    model.eval()
-    return model
+    return model.eval()
 
 
 def _place(
-    model: nn.Module,
-    family: Family,
-    file: GgufFile,
-    config: PreTrainedConfig,
-    weights: Mapping[str, nn.Parameter] | None = None,
+    model: Any, family: Family, file: GgufFile, config: PreTrainedConfig, weights: Mapping[str, nn.Parameter]
 ) -> None:
-    """Set the parameters of a model, except a head that is tied to the embeddings."""
+    """Set the parameters of a model except a head that is tied to the embeddings, rotary factors and end tokens."""
     layers = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
     if layers != {str(number) for number in range(len(layers))} or len(layers) != config.num_hidden_layers:
         raise ModelLoadError(f"{file.path} has tensors of {len(layers)} layers, not of {config.num_hidden_layers}")
@@ -155,13 +143,13 @@ def _place(
     for name, entry in file.tensors.items():
         if name in TABLES:
             continue
-        path = gguf_families.path_of(family, name)
+        path = path_of(family, name)
         if path is None or path not in left:
             raise ModelLoadError(f"{file.path} has a tensor {name} that its metadata does not speak of")
         owner, _, attribute = path.rpartition(".")
         module = model.get_submodule(owner)
         expected = getattr(module, attribute).shape
-        weight = (weights or {}).get(path)
+        weight = weights.get(path)
         if weight is None:
             weight = nn.Parameter(_weight(family, file, name, config), requires_grad=False)
         if weight.shape != expected:
@@ -170,10 +158,6 @@ def _place(
         left.remove(path)
     if left:
         raise ModelLoadError(f"{file.path} has no tensor for {sorted(left)[0]}, and {len(left) - 1} more")
-
-
-def _finish(model: Any, file: GgufFile, config: PreTrainedConfig) -> None:
-    """Set what is not a parameter: rotary factors, and the tokens that end an answer."""
     if ROPE_FACTORS in file.tensors:  # Llama 3.1's scaling, by frequency
         factors, frequencies = file.floats(ROPE_FACTORS).flatten(), model.model.rotary_emb.inv_freq
         if factors.shape != frequencies.shape:
@@ -184,41 +168,37 @@ def _finish(model: Any, file: GgufFile, config: PreTrainedConfig) -> None:
     )
 
 
+def _weight(family: Family, file: GgufFile, name: str, config: PreTrainedConfig) -> Tensor:
+    """A tensor as transformers' model has it."""
+    entry, part = file.tensors[name], name.split(".")[-2]
+    weight: Tensor = file.floats(name) if entry.kind == "F32" else file.blocks(name)
+    if family.norm_offset and name.endswith("norm.weight"):
+        weight = weight - family.norm_offset
+    if family.pairs and part in ("attn_q", "attn_k"):  # from llama.cpp's rotary layout to transformers'
+        heads = config.num_attention_heads if part == "attn_q" else config.num_key_value_heads
+        rows, size = weight.shape
+        weight = weight.view(heads, rows // heads // 2, 2, size).transpose(1, 2).reshape(rows, size)
+    return weight if entry.kind == "F32" else BlockTensor(weight, entry.kind)
+
+
 def without_weights(config: PreTrainedConfig) -> PreTrainedModel:
     """transformers' float32 model of a config, whose parameters have no memory. Experts are separate modules.
 
     Its buffers (rotary frequencies, the embeddings' scale) are computed, but not those that a checkpoint holds.
-
-    Raises:
-        ModelLoadError: transformers does not compute a buffer by itself.
     """
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for module in model.modules():
         buffers = {name: module._buffers[name] for name in module._non_persistent_buffers_set}
         own = {name: buffer for name, buffer in buffers.items() if buffer is not None and buffer.is_meta}
-        if not own:
-            continue
         computed = []
-        for unset in (0, 1):  # what is not computed differs
+        for unset in (0, 1) if own else ():  # what is not computed differs
             for name, buffer in own.items():
                 setattr(module, name, torch.full(buffer.shape, unset, dtype=buffer.dtype, device="cpu"))
             model._init_weights(module)
             computed.append([getattr(module, name) for name in own])
-        for name, first, second in zip(own, *computed, strict=True):
-            if not torch.equal(first, second):
+        for name, *values in zip(own, *computed, strict=True):
+            if not torch.equal(*values):
                 raise ModelLoadError(f"{type(module).__name__}.{name} is not known without a checkpoint")
     experts.separate(model)
     return model
-
-
-def _weight(family: Family, file: GgufFile, name: str, config: PreTrainedConfig) -> Tensor:
-    entry = file.tensors[name]
-    weight: Tensor = file.floats(name) if entry.kind == "F32" else file.blocks(name)
-    part = name.split(".")[-2]
-    if family.norm_offset and name.endswith("norm.weight"):
-        weight = weight - family.norm_offset
-    if family.pairs and part in ("attn_q", "attn_k"):
-        heads = config.num_attention_heads if part == "attn_q" else config.num_key_value_heads
-        weight = gguf_families.unpaired(weight, heads)
-    return weight if entry.kind == "F32" else BlockTensor(weight, entry.kind)

@@ -28,100 +28,74 @@ _ALIGNMENT = 32  # bytes, unless the metadata says otherwise
 
 
 class Entry(NamedTuple):
-    """A tensor of the file.
-
-    Attributes:
-        kind: gguf's name of the type, such as ``"Q4_K"`` or ``"F32"``.
-        shape: outermost dimension first, as in torch.
-        start, end: where its bytes are in the file.
-    """
+    """A tensor: gguf's name of its type, its shape as in torch, and where its bytes are in a mapped file."""
 
     kind: str
     shape: tuple[int, ...]
     start: int
     end: int
+    file: mmap.mmap
 
 
 class GgufFile:
-    """A GGUF file, mapped into memory, with its further parts if the model was split.
+    """A GGUF file, mapped into memory, with its further parts if it is the first of a model that was split.
 
-    Args:
-        path: the file; of a split model, the first part.
-
-    Attributes:
-        metadata: by key; arrays are lists.
-        tensors: by name, of all parts.
-        parts: the number of files.
-
-    Raises:
-        ModelLoadError: it is no GGUF file of a known version, it is damaged, or a part is missing.
+    The metadata is by key, and arrays in it are lists. The tensors are by name, of all parts.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        first = self._first = _Part(path)
-        self.metadata = first.metadata
-        files = [first, *(_Part(other) for other in _others(path, first.metadata))]
-        self.parts = len(files)
+        files = [_Part(path)]
+        self.metadata = files[0].metadata
+        self.parts = max(1, _count(path, self.metadata, "split.count", 1))
+        if self.parts > 1:
+            names = parts_of(path.name)
+            if len(names) != self.parts or self.metadata.get("split.no") != 0 or names[0] != path.name:
+                raise ModelLoadError(
+                    f"{path} is one of {self.parts} parts of a model; give them the names that they had "
+                    f"(model-00001-of-{self.parts:05d}{SUFFIX}), and name the first"
+                )
+            files += [_Part(path.with_name(name)) for name in names[1:]]
         self.tensors = {name: entry for file in files for name, entry in file.tensors.items()}
-        self._holder = {name: file for file in files for name in file.tensors}
+        self._files = files
         numbers = [_count(file.path, file.metadata, "split.no", 0) for file in files]
         count = sum(len(file.tensors) for file in files)
-        if numbers != list(range(len(files))) or count != _count(path, first.metadata, "split.tensors.count", count):
+        if numbers != list(range(len(files))) or count != _count(path, self.metadata, "split.tensors.count", count):
             raise ModelLoadError(f"the parts of {path} do not belong together; fetch them again")
 
     def metadata_digest(self) -> str:
         """SHA-256 of the metadata as it stands in the file, the vocabulary included."""
-        with memoryview(self._first.bytes) as data:
-            return hashlib.sha256(data[: self._first.metadata_end]).hexdigest()
+        with memoryview(self._files[0].bytes) as data:
+            return hashlib.sha256(data[: self._files[0].metadata_end]).hexdigest()
 
     def sample_digest(self) -> str:
         """SHA-256 of the metadata, the table of tensors, and some bytes of each tensor, of all parts."""
-        found = hashlib.sha256(self.metadata_digest().encode())
-        for part in dict.fromkeys(self._holder.values()):
+        digest = hashlib.sha256(self.metadata_digest().encode())
+        for part in self._files:
             with part.path.open("rb", buffering=0) as file:  # reading it where it is mapped would keep it in memory
                 for name, entry in part.tensors.items():
-                    found.update(repr((name, entry.kind, entry.shape)).encode())
+                    digest.update(repr((name, entry.kind, entry.shape)).encode())
                     for start in (entry.start, (entry.start + entry.end) // 2):
                         file.seek(start)
-                        found.update(file.read(min(_SAMPLE, entry.end - start)))
-        return found.hexdigest()
+                        digest.update(file.read(min(_SAMPLE, entry.end - start)))
+        return digest.hexdigest()
 
     def blocks(self, name: str) -> Tensor:
-        """The bytes of a tensor, uint8 ``[..., bytes of a row]`` with its outer dimensions; a vector is one row.
-
-        They are part of the mapped file.
-        """
-        entry = self.tensors[name]
-        flat = torch.frombuffer(
-            self._holder[name].bytes, dtype=torch.uint8, count=entry.end - entry.start, offset=entry.start
-        )
-        return flat.view(*(entry.shape[:-1] or (1,)), -1)
+        """The bytes of a tensor in the mapped file, uint8 ``[..., bytes of a row]``; a vector is one row."""
+        _, shape, start, end, file = self.tensors[name]
+        flat = torch.frombuffer(file, dtype=torch.uint8, count=end - start, offset=start)
+        return flat.view(*(shape[:-1] or (1,)), -1)
 
     def floats(self, name: str) -> Tensor:
-        """A tensor of type F32, in its shape; it is part of the mapped file."""
+        """A tensor of type F32 in the mapped file, in its shape."""
         return self.blocks(name).view(torch.float32).view(self.tensors[name].shape)
 
 
 def parts_of(file: str) -> list[str]:
     """The names of all parts of a model that was split, from the name of one; otherwise the name itself."""
-    if (found := _PART.search(file)) is None:
+    if (part := _PART.search(file)) is None:
         return [file]
-    return [f"{file[: found.start()]}-{number:05d}-of-{found[2]}{SUFFIX}" for number in range(1, int(found[2]) + 1)]
-
-
-def _others(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
-    """The further parts of a model that was split."""
-    count = _count(path, metadata, "split.count", 1)
-    if count <= 1:
-        return []
-    names = parts_of(path.name)
-    if len(names) != count or metadata.get("split.no") != 0 or names[0] != path.name:
-        raise ModelLoadError(
-            f"{path} is one of {count} parts of a model; give them the names that they had "
-            f"(model-00001-of-{count:05d}{SUFFIX}), and name the first"
-        )
-    return [path.with_name(name) for name in names[1:]]
+    return [f"{file[: part.start()]}-{number:05d}-of-{part[2]}{SUFFIX}" for number in range(1, int(part[2]) + 1)]
 
 
 def _count(path: Path, metadata: Mapping[str, Any], key: str, default: int, least: int = 0) -> int:
@@ -149,38 +123,35 @@ class _Part:
         try:
             if self._number("I") not in (2, 3):
                 raise ModelLoadError(f"{path} has another version or byte order of GGUF; convert the model again")
-            self.metadata, self.tensors = self._contents()
+            tensors, pairs = self._numbers("Q", 2)
+            if max(tensors, pairs) > len(self.bytes):
+                raise ValueError("it names more entries than it has bytes")
+            self.metadata = {self._texts(1)[0]: self._value(self._number("I")) for _ in range(pairs)}
+            self.metadata_end = self._at
+            self.tensors = self._table(tensors)
         except (struct.error, KeyError, ValueError, ArithmeticError, MemoryError, RecursionError) as error:
             raise ModelLoadError(f"{path} is damaged or incomplete ({error}); fetch it again") from safe_cause(error)
 
-    def _contents(self) -> tuple[dict[str, Any], dict[str, Entry]]:
+    def _table(self, count: int) -> dict[str, Entry]:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        tensors, pairs = self._number("Q"), self._number("Q")
-        if max(tensors, pairs) > len(self.bytes):
-            raise ValueError("it names more entries than it has bytes")
-        metadata = {self._texts(1)[0]: self._value(self._number("I")) for _ in range(pairs)}
-        self.metadata_end = self._at
         table = []
-        for _ in range(tensors):
+        for _ in range(count):
             (name,), dimensions = self._texts(1), self._number("I")
-            shape = tuple(self._numbers("Q", dimensions)[::-1])
-            table.append((name, shape, self._number("I"), self._number("Q")))
-        alignment = _count(self.path, metadata, "general.alignment", _ALIGNMENT, least=1)
+            table.append((name, tuple(self._numbers("Q", dimensions)[::-1]), self._number("I"), self._number("Q")))
+        alignment = _count(self.path, self.metadata, "general.alignment", _ALIGNMENT, least=1)
         data = (self._at + alignment - 1) // alignment * alignment
         entries = {}
         for name, shape, number, offset in table:
             kind = GGMLQuantizationType(number)
             per_block, size = GGML_QUANT_SIZES[kind]
-            count = math.prod(shape)
-            if not shape or count == 0 or shape[-1] % per_block:
+            length = math.prod(shape) // per_block * size
+            if not shape or length == 0 or shape[-1] % per_block:
                 raise ValueError(f"the tensor {name} has a shape {list(shape)} that {kind.name} cannot have")
-            start = data + offset
-            end = start + count // per_block * size
-            if end > len(self.bytes):
+            entries[name] = Entry(kind.name, shape, data + offset, data + offset + length, self.bytes)
+            if entries[name].end > len(self.bytes):
                 raise ValueError(f"the tensor {name} ends beyond the file")
-            entries[name] = Entry(kind.name, shape, start, end)
-        return metadata, entries
+        return entries
 
     def _numbers(self, code: str, count: int) -> list[Any]:
         layout = f"<{count}{code}"
@@ -203,10 +174,8 @@ class _Part:
         return texts
 
     def _value(self, kind: int) -> Any:
-        if kind == _STRING:
-            return self._texts(1)[0]
         if kind != _ARRAY:
-            return self._number(_NUMBERS[kind])
+            return self._texts(1)[0] if kind == _STRING else self._number(_NUMBERS[kind])
         kind, count = self._number("I"), self._number("Q")
         if count > len(self.bytes):
             raise ValueError("an array ends beyond the file")

@@ -69,7 +69,8 @@ READ = (
     "huggingface.json",  # the same vocabulary again
 )
 """The keys of a tokenizer that are read, or without effect. Others are refused if they are set."""
-_DEFAULTS = {"bos": 1, "eos": 2, "unknown": 0}  # llama.cpp's, of a SentencePiece vocabulary
+_ROLES_OF = {"pad": "padding", "unk": "unknown"}  # by transformers' names, where they differ
+_DEFAULTS = {"bos": 1, "eos": 2, "unk": 0}  # llama.cpp's, of a SentencePiece vocabulary
 _LISTS = {"tokens": str, "merges": str, "token_type": int, "scores": float}
 _NONE = (-1, 2**32 - 1)  # what files write for a token that there is not
 
@@ -89,33 +90,30 @@ def obstacle(file: GgufFile) -> str | None:
     return None
 
 
-def token_id(file: GgufFile, role: str, size: int) -> int | None:
-    """The token of a vocabulary of ``size`` that has a role, such as ``"eos"``; ``None`` if there is none.
-
-    Raises:
-        ModelLoadError: it is no token of the vocabulary.
-    """
-    key, found = f"tokenizer.ggml.{role}_token_id", file.metadata
-    number = found.get(key, _DEFAULTS.get(role) if found.get("tokenizer.ggml.model") == "llama" else None)
-    if number is None or number in _NONE:
-        return None
-    if type(number) is not int or not 0 <= number < size:
-        raise ModelLoadError(f"{file.path}: {key} = {short_repr(number)} is no token of the vocabulary of {size}")
-    return number
+def _ids_of_roles(file: GgufFile, size: int, *names: str) -> dict[str, int | None]:
+    """The tokens of a vocabulary of ``size`` with roles, by transformers' names; ``None`` if there is none."""
+    ids: dict[str, int | None] = {}
+    defaults = _DEFAULTS if file.metadata.get("tokenizer.ggml.model") == "llama" else {}
+    for name in names:
+        key = f"tokenizer.ggml.{_ROLES_OF.get(name, name)}_token_id"
+        number = file.metadata.get(key, defaults.get(name))
+        ids[name] = None if number in (None, *_NONE) else number
+        if ids[name] is not None and (type(number) is not int or not 0 <= number < size):
+            raise ModelLoadError(f"{file.path}: {key} = {short_repr(number)} is no token of the vocabulary of {size}")
+    return ids
 
 
 def token_ids(file: GgufFile) -> dict[str, int | None]:
     """The special tokens of a model's config, by transformers' names."""
-    size = file.tensors["token_embd.weight"].shape[0]
-    roles = {"bos": "bos", "eos": "eos", "pad": "padding"}
-    return {f"{name}_token_id": token_id(file, role, size) for name, role in roles.items()}
+    ids = _ids_of_roles(file, file.tensors["token_embd.weight"].shape[0], "bos", "eos", "pad")
+    return {f"{name}_token_id": number for name, number in ids.items()}
 
 
 def load(file: GgufFile, **options: Any) -> PreTrainedTokenizerFast:
     """The tokenizer of the file (a byte-level BPE or a SentencePiece BPE), with options of transformers' tokenizer.
 
-    It is kept in the cache directory under the content of the file's metadata, in the format of ``tokenizers``. Reading
-    it there takes a third of the time of making it: 3 seconds less for a vocabulary of 262,144 tokens.
+    It is kept in the cache directory, by the content of the metadata. Reading it takes a third of the time of making
+    it: 3 seconds less for a vocabulary of 262,144 tokens.
     """
     rules = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     place = cache_directory() / FOLDER / f"tokenizer-{file.metadata_digest()}-{rules}-{version('tokenizers')}.json"
@@ -134,9 +132,8 @@ def load(file: GgufFile, **options: Any) -> PreTrainedTokenizerFast:
 def make(file: GgufFile) -> Tokenizer:
     """The tokenizer of the file for the ``tokenizers`` package.
 
-    Raises:
-        ModelLoadError: it is one of another kind.
-        Exception: its part of the metadata is incomplete or wrong. The package tokenizers raises nothing more exact.
+    A ModelLoadError says that it is of another kind. Where its metadata is incomplete or wrong, the package tokenizers
+    raises nothing more exact than Exception.
     """
     from tokenizers import AddedToken, processors
 
@@ -155,7 +152,7 @@ def make(file: GgufFile) -> Tokenizer:
         raise ValueError(f"tokenizer.ggml.token_type has {len(kinds)} types for {len(tokens)} tokens")
     for number in eos_of_gguf(metadata):
         kinds[number] = CONTROL_TOKEN  # whatever the file says: an end is no text
-    is_sentencepiece = _is_sentencepiece(file)
+    is_sentencepiece = metadata["tokenizer.ggml.model"] == "llama"
     tokenizer = _sentencepiece(tokens, kinds, metadata) if is_sentencepiece else _byte_level(tokens, metadata)
     strips = is_sentencepiece and metadata["general.architecture"] == "phi3"
     added: dict[int, list[AddedToken]] = {CONTROL_TOKEN: [], USER_TOKEN: []}
@@ -176,24 +173,18 @@ def make(file: GgufFile) -> Tokenizer:
     return tokenizer
 
 
-def _is_sentencepiece(file: GgufFile) -> bool:
-    return bool(file.metadata["tokenizer.ggml.model"] == "llama")
-
-
 def _tokens(file: GgufFile) -> list[str]:
+    """The vocabulary. llama.cpp's converter writes a token of SentencePiece's spaces alone as spaces."""
     tokens: list[str] = file.metadata["tokenizer.ggml.tokens"]
-    if not _is_sentencepiece(file):
-        return tokens
-    # llama.cpp's converter writes a token of spaces alone as spaces
-    return [token if token.strip(" ") else _SPACE * len(token) for token in tokens]
+    is_sentencepiece = file.metadata["tokenizer.ggml.model"] == "llama"
+    return [token if token.strip(" ") else _SPACE * len(token) for token in tokens] if is_sentencepiece else tokens
 
 
 def _special_tokens(file: GgufFile) -> dict[str, str]:
     """The special tokens, by transformers' names."""
     tokens = _tokens(file)
-    roles = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
-    numbers = {name: token_id(file, role, len(tokens)) for name, role in roles.items()}
-    return {f"{name}_token": tokens[number] for name, number in numbers.items() if number is not None}
+    ids = _ids_of_roles(file, len(tokens), "bos", "eos", "pad", "unk")
+    return {f"{name}_token": tokens[number] for name, number in ids.items() if number is not None}
 
 
 def _wrapped(file: GgufFile, **options: Any) -> PreTrainedTokenizerFast:
@@ -217,8 +208,8 @@ def _byte_level(tokens: list[str], metadata: Mapping[str, Any]) -> Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     pre: str = metadata["tokenizer.ggml.pre"]
-    merges = _pairs(metadata["tokenizer.ggml.merges"])
     vocabulary = {token: number for number, token in enumerate(tokens)}
+    merges = _pairs(metadata["tokenizer.ggml.merges"])
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in _WHOLE_WORDS_FIRST))
     rule = PRE_TOKENIZERS[pre]
     by_gpt_2 = rule in (_GPT_2, _DIGITS)
@@ -239,18 +230,15 @@ def _sentencepiece(tokens: list[str], kinds: Sequence[int], metadata: Mapping[st
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    if "tokenizer.ggml.merges" in metadata:
-        merges = _pairs(metadata["tokenizer.ggml.merges"])
-    else:
-        merges = _merges(tokens, kinds, metadata)
+    stated = metadata.get("tokenizer.ggml.merges")
+    merges = _merges(tokens, kinds, metadata) if stated is None else _pairs(stated)
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN_TOKEN), None)
     tokenizer = Tokenizer(
         models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, fuse_unk=True, unk_token=unknown)
     )
     has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    prefix = [normalizers.Prepend(_SPACE)] if has_prefix else []
+    prefix, drop = ([normalizers.Prepend(_SPACE)], [decoders.Strip(" ", 1, 0)]) if has_prefix else ([], [])
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
-    drop = [decoders.Strip(" ", 1, 0)] if has_prefix else []
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *drop]
     tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
@@ -277,11 +265,10 @@ def _merges(tokens: list[str], kinds: Sequence[int], metadata: Mapping[str, Any]
         for token, kind, score in zip(tokens, kinds, scores, strict=True)
         if kind == NORMAL_TOKEN or (kind == USER_TOKEN and not token.strip(_SPACE))
     }
-    merges = []
-    for token, rank in ranks.items():
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in ranks and right in ranks:
-                merges.append((rank, -cut, cut - len(token), left, right))
-    merges.sort(key=lambda pair: pair[:3])
-    return [pair[3:] for pair in merges]
+    pairs = [
+        (rank, -cut, cut - len(token), token[:cut], token[cut:])
+        for token, rank in ranks.items()
+        for cut in range(1, len(token))
+        if token[:cut] in ranks and token[cut:] in ranks
+    ]
+    return [pair[3:] for pair in sorted(pairs, key=lambda pair: pair[:3])]

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cocoa_engine.errors import UnsupportedModelError
 from cocoa_engine.model.language_model import LanguageModel, device_of, first_tensor
@@ -20,25 +20,15 @@ FINAL = -1
 
 
 class CaptureSpec(NamedTuple):
-    """What a step returns in addition to the logits.
+    """What a step returns in addition to the logits. Heads are (layer, head) pairs."""
 
-    Attributes:
-        first, last: the layers, both inclusive, whose states are returned: the middle layers m..n.
-        final: whether the final layer's state is taken before or after the model's final norm.
-        early: layers whose states are also projected to logits, without the final norm.
-        masked: (layer, head) pairs; the logits of the model with these heads masked are also returned.
-        source_heads: (layer, head) pairs; the mean attention mass of these heads on the prompt is also returned, by
-            backends that see the model's attention.
-        window: the middle layers m..n if other layers' states are returned too, for a calibrator's probe.
-    """
-
-    first: int
+    first: int  # the layers, both inclusive, whose states are returned: the middle layers m..n
     last: int
-    final: FinalLayer
-    early: tuple[int, ...] = ()
-    masked: tuple[tuple[int, int], ...] = ()
-    source_heads: tuple[tuple[int, int], ...] = ()
-    window: tuple[int, int] | None = None
+    final: FinalLayer  # whether the final layer's state is taken before or after the model's final norm
+    early: tuple[int, ...] = ()  # layers whose states are also projected to logits, without the final norm
+    masked: tuple[tuple[int, int], ...] = ()  # the logits of the model with these heads masked are also returned
+    source_heads: tuple[tuple[int, int], ...] = ()  # and their mean mass on the prompt, where the attention is seen
+    window: tuple[int, int] | None = None  # m..n if other layers' states are returned too, for a calibrator's probe
 
 
 class Captured:
@@ -49,12 +39,7 @@ class Captured:
         self.states: dict[int, Tensor] = {}
 
     def stacked(self, device: torch.device) -> Tensor:
-        """The states of layers m..n, then of the final layer: ``[N + 1, B, W, d]`` float32 on ``device``.
-
-        Raises:
-            UnsupportedModelError: a layer did not run, the layers have several residual streams, or the final layer's
-                state has another width than the middle layers' states.
-        """
+        """The states of layers m..n, then of the final layer: ``[N + 1, B, W, d]`` float32 on ``device``."""
         order = [*range(self.spec.first, self.spec.last + 1), FINAL]
         if skipped := [key for key in order if key not in self.states]:
             raise UnsupportedModelError(
@@ -79,9 +64,6 @@ class Captured:
         """The logits of the early layers, ``[E, B, W, V]`` float32 on ``device``; `None` if the spec has none.
 
         Call it while the model is locked for the pass.
-
-        Raises:
-            UnsupportedModelError: the layers' states do not have the width of the output layer's input.
         """
         if not self.spec.early:
             return None
@@ -99,17 +81,12 @@ class Captured:
 
 @contextmanager
 def capture(model: LanguageModel, spec: CaptureSpec, keep: slice = slice(None)) -> Iterator[Captured]:
-    """Capture the states that ``spec`` names in the forward pass that runs inside the context.
+    """Capture the states that ``spec`` names in the forward pass inside the context, at the positions ``keep``.
 
     Layer l is Hugging Face's ``hidden_states[l]``: layer 0 is the input of the first decoder layer, and layer l the
     output of the l-th. The final layer L is taken after the model's final norm (``"post_norm"``, Hugging Face's
     ``hidden_states[-1]``) or before it (``"pre_norm"``). Hooks are installed on the needed layers only. They capture
     only the passes of this thread, and are removed at the end of the context.
-
-    Args:
-        model: the model.
-        spec: the states to capture.
-        keep: the positions to keep. With fewer positions, the states of a long prompt take less memory.
     """
     model.whole()  # hooks need modules that run
     captured = Captured(spec)
@@ -121,21 +98,21 @@ def capture(model: LanguageModel, spec: CaptureSpec, keep: slice = slice(None)) 
             part = state if everything else state[:, keep]  # a slice costs as much as the rest of a hook
             captured.states.update(dict.fromkeys(keys, part))
 
-    def keeper(*keys: int) -> Any:
-        return lambda _module, _args, output: store(first_tensor(output), *keys)
-
     def keep_input(_module: Any, args: Any, kwargs: Any) -> None:
         store(args[0] if args else kwargs["hidden_states"], 0)
 
-    num_layers = model.num_layers
     with ExitStack() as hooks:
+
+        def keep_output(module: nn.Module, *keys: int) -> None:
+            hook = module.register_forward_hook(lambda _module, _args, output: store(first_tensor(output), *keys))
+            hooks.callback(hook.remove)
+
         if spec.first == 0 or 0 in spec.early:
             hook = model.layers[0].register_forward_pre_hook(keep_input, with_kwargs=True)
             hooks.callback(hook.remove)
-        last = {num_layers, FINAL} if spec.last == num_layers else {FINAL}
-        middle = range(spec.first, min(spec.last, num_layers - 1) + 1)
+        middle = range(spec.first, min(spec.last, model.num_layers - 1) + 1)
         for layer in sorted({*middle, *spec.early} - {0}):
-            hooks.callback(model.layers[layer - 1].register_forward_hook(keeper(layer)).remove)
-        final = model.layers[-1] if spec.final == "pre_norm" else model.decoder
-        hooks.callback(final.register_forward_hook(keeper(*last)).remove)
+            keep_output(model.layers[layer - 1], layer)
+        last = (model.num_layers, FINAL) if spec.last == model.num_layers else (FINAL,)
+        keep_output(model.layers[-1] if spec.final == "pre_norm" else model.decoder, *last)
         yield captured

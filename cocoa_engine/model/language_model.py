@@ -1,7 +1,4 @@
-"""A wrapper around a causal language model: its layers, its limits, and a thread-safe forward pass.
-
-This module is independent of decoding. Every call leaves the flags, config and hooks of the user's model as they were.
-"""
+"""A causal language model: its layers, and a forward pass that leaves flags, config and hooks as they were."""
 
 from __future__ import annotations
 
@@ -24,11 +21,9 @@ from cocoa_engine.model.configs import context_window_of, frequencies_of, requir
 from cocoa_engine.model.light_model import LightModel
 from cocoa_engine.process_exit import at_work
 
-MACHINE_ERRORS: tuple[type[Exception], ...] = (MemoryError, torch.OutOfMemoryError)
-"""Too little memory, and faults of the accelerator. Earlier versions of torch raise a RuntimeError for the latter."""
-
-if hasattr(torch, "AcceleratorError"):
-    MACHINE_ERRORS += (torch.AcceleratorError,)
+_FAULT = getattr(torch, "AcceleratorError", MemoryError)  # earlier versions of torch raise a RuntimeError
+MACHINE_ERRORS: tuple[type[Exception], ...] = (MemoryError, torch.OutOfMemoryError, _FAULT)
+"""Too little memory, and faults of the accelerator."""
 
 PASSED_ON: tuple[type[Exception], ...] = (CocoaError, *MACHINE_ERRORS)
 """Errors that are not converted where all others are taken as the fault of a model or its settings."""
@@ -44,20 +39,10 @@ if TYPE_CHECKING:
 
 
 class LanguageModel:
-    """A checked Hugging Face causal language model.
+    """A checked Hugging Face causal language model, and its text config.
 
-    Args:
-        model: a ``PreTrainedModel`` with a language-modelling head, or a light one.
-
-    Attributes:
-        config: its text config.
-        decoder: the module that runs the decoder layers and the final norm.
-        layers: the decoder layers, in order.
-        vocab_size: number of input embeddings.
-        lock: held during a forward pass; shared by all wrappers of the same model.
-
-    Raises:
-        UnsupportedModelError: it is not a decoder-only causal language model, or has fewer than 3 layers.
+    ``decoder`` is the module that runs the decoder layers and the final norm, ``vocab_size`` the number of input
+    embeddings. ``lock`` is held during a forward pass; all wrappers of the same model share it.
     """
 
     def __init__(self, model: PreTrainedModel | LightModel) -> None:
@@ -66,11 +51,21 @@ class LanguageModel:
             self.lock = _locks.setdefault(model, free_in_child(threading.RLock()))
 
     def _hold(self, model: PreTrainedModel | LightModel) -> None:
-        config = _text_config(model)
+        name = type(model).__name__
+        if getattr(model, "config", None) is None or not hasattr(model, "get_output_embeddings"):
+            raise UnsupportedModelError(
+                f"{name} is not a Hugging Face model; pass e.g. AutoModelForCausalLM.from_pretrained(...)."
+            )
+        require_decoder_only(model.config, name)
+        if model.get_output_embeddings() is None:
+            raise UnsupportedModelError(f"{name} has no language-modelling head; load it with AutoModelForCausalLM.")
+        config = text_part(model.config)
         self.decoder, self.layers = _decoder_and_layers(model, config)
         self.num_layers = len(self.layers)
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
-        self._parameters = frozenset(inspect.signature(_unwrapped(model).forward).parameters)
+        inner: Any = getattr(model, "_orig_mod", model)  # in a compiled model, which may hold a PEFT adapter
+        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+        self._parameters = frozenset(inspect.signature(inner.forward).parameters)
         self._modules = list(model.modules())
         by_length = [] if frequencies_of(config) is None else self._modules
         self._dynamic = [module for module in by_length if hasattr(module, "max_seq_len_cached")]
@@ -98,7 +93,6 @@ class LanguageModel:
 
     @property
     def forward_parameters(self) -> frozenset[str]:
-        """Names of the parameters of the model's ``forward``."""
         self.whole()
         return self._parameters
 
@@ -133,10 +127,7 @@ class LanguageModel:
         return self._device_mesh is not None
 
     def fresh_seed(self) -> int:
-        """A random seed. With tensor parallelism all processes get the same seed.
-
-        With different seeds the processes would keep different branches, and wait for each other forever.
-        """
+        """A random seed, the same in all processes of tensor parallelism, which wait for each other's branches."""
         seed = [torch.Generator().seed()]
         mesh = self._device_mesh
         if mesh is not None:
@@ -145,19 +136,10 @@ class LanguageModel:
         return seed[0]
 
     def forward(self, token_ids: Tensor, *, logits_to_keep: int, **inputs: Any) -> Any:
-        """One forward pass; call it inside :meth:`exclusive`.
+        """One forward pass over tokens ``[B, W]``, with logits of some last positions only if the model supports it.
 
-        Args:
-            token_ids: ``[B, W]``.
-            logits_to_keep: compute logits for this many last positions only, if the model supports it.
-            **inputs: further inputs of the model. ``position_ids`` are dropped if its ``forward`` does not take them.
-
-        Raises:
-            RequestCancelledError: the calling code was cancelled before or during a pass of many tokens.
-
-        Returns:
-            The model's output. Its ``logits`` may hold more positions than requested. They are NaN where the last
-            layer's state overflows; see :func:`_spoil_overflow`.
+        Call it inside :meth:`exclusive`. Logits are NaN where the last layer's state overflows. ``position_ids`` are
+        dropped if the model does not take them.
         """
         model = self.whole()
         if "logits_to_keep" in self.forward_parameters:
@@ -171,27 +153,32 @@ class LanguageModel:
             if threading.get_ident() == thread:
                 states.append(first_tensor(output))
 
-        def check(_module: Any, _args: Any) -> None:
-            check_current()
-
-        for rotary in self._dynamic:
-            _forget_longest(rotary)
+        for rotary in self._dynamic:  # transformers keeps the frequencies of the longest sequence that it has seen
+            for name, value in {**vars(rotary), **dict(rotary.named_buffers(recurse=False))}.items():
+                if name.endswith("original_inv_freq"):
+                    setattr(rotary, name.replace("original_", ""), value.clone())
+                if name.endswith("max_seq_len_cached"):
+                    setattr(rotary, name, rotary.original_max_seq_len)
         with ExitStack() as hooks:
             hooks.callback(self.layers[-1].register_forward_hook(keep).remove)
             for layer in self.layers if token_ids.numel() > _SHORT else ():
-                hooks.callback(layer.register_forward_pre_hook(check).remove)
+                hooks.callback(layer.register_forward_pre_hook(lambda *_: check_current()).remove)
             output = model(input_ids=token_ids, return_dict=True, **inputs)
-        if states:
-            _spoil_overflow(output.logits, states[-1])
+        logits: Tensor = output.logits
+        if states and states[-1].dim() == 3 and states[-1].shape[1] >= logits.shape[1]:  # not several residual streams
+            # the final norm divides a state with an infinite mean square by infinity: all tokens are equally probable
+            last = states[-1][:, -logits.shape[1] :]
+            overflows = last.float().square().sum(-1, keepdim=True).isinf()
+            # on a GPU the test needs a synchronization, which costs more than writing
+            if overflows.device.type != "cpu" or overflows.any():
+                logits.masked_fill_(overflows.to(logits.device), torch.nan)
         return output
 
     @contextmanager
     def exclusive(self, *, runs_modules: bool = True) -> Iterator[None]:
         """Lock the model for one forward pass, without dropout and without an autograd graph.
 
-        Args:
-            runs_modules: whether the pass runs modules, which may apply dropout. If it uses the weights directly, the
-                modules need not be switched to evaluation mode.
+        A pass that uses the weights directly does not run modules, which then need not be switched to evaluation mode.
         """
         # the lock first: whoever has waited for it must not begin a pass if the process is ending now
         # a caller's inference mode is left too: tensors created in it could not be written to outside of it
@@ -208,36 +195,12 @@ class LanguageModel:
                     module.training = True
 
 
-def _spoil_overflow(logits: Tensor, states: Tensor) -> None:
-    """Make logits ``[B, K, V]`` NaN, in place, where the mean square of the last states ``[B, W, d]`` is infinite.
-
-    The final norm divides such a state by infinity: all states are 0, and all tokens equally probable. States of
-    another shape (several residual streams) are not checked.
-    """
-    if states.dim() != 3 or states.shape[1] < logits.shape[1]:
-        return
-    overflows = states[:, -logits.shape[1] :].float().square().sum(-1, keepdim=True).isinf()
-    # on a GPU the test needs a synchronization, which costs more than writing
-    if overflows.device.type != "cpu" or overflows.any():
-        logits.masked_fill_(overflows.to(logits.device), torch.nan)
-
-
 def first_tensor(output: Any) -> Tensor:
     """The hidden states in the output of a layer or decoder: a tensor, a tuple or a model output."""
     if isinstance(output, Tensor):
         return output
     state = getattr(output, "last_hidden_state", None)
     return state if isinstance(state, Tensor) else output[0]
-
-
-def _forget_longest(module: nn.Module) -> None:
-    """Let a dynamic scaling begin anew. transformers keeps the frequencies of the longest sequence that it has seen."""
-    own = {**vars(module), **dict(module.named_buffers(recurse=False))}
-    for name, value in own.items():
-        if name.endswith("original_inv_freq"):
-            setattr(module, name.replace("original_", ""), value.clone())
-        if name.endswith("max_seq_len_cached"):
-            setattr(module, name, module.original_max_seq_len)
 
 
 def device_of(module: Any) -> torch.device:
@@ -248,32 +211,14 @@ def device_of(module: Any) -> torch.device:
     return module.weight.device
 
 
-def _unwrapped(model: Any) -> Any:
-    """The model inside a PEFT adapter or a compiled model. Only its ``forward`` names the parameters."""
-    inner = getattr(model, "_orig_mod", model)
-    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
-
-
-def _text_config(model: Any) -> PreTrainedConfig:
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(model, "get_output_embeddings"):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} is not a Hugging Face model; pass e.g. AutoModelForCausalLM.from_pretrained(...)."
-        )
-    require_decoder_only(config, type(model).__name__)
-    if model.get_output_embeddings() is None:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has no language-modelling head; load it with AutoModelForCausalLM."
-        )
-    return text_part(config)
-
-
 def _decoder_and_layers(
     model: PreTrainedModel | LightModel, config: PreTrainedConfig
 ) -> tuple[nn.Module, list[nn.Module]]:
     """The module that runs the decoder layers and the final norm, and those layers in order."""
     if isinstance(model, LightModel):
         return model.model, list(model.model.layers)
+    from transformers import PreTrainedModel  # slow to import, and not needed for light models
+
     count = getattr(config, "num_hidden_layers", None)
     # in some models the decoder is what computes the logits
     roots = [model.get_decoder()] if hasattr(model, "get_decoder") else []
@@ -281,22 +226,17 @@ def _decoder_and_layers(
         for module in root.modules():
             named = [getattr(module, name, None) for name in ("layers", "h")]
             for layers in [*named, *module.children()]:
-                if isinstance(layers, nn.ModuleList) and len(layers) == count:
-                    return _with_final_norm(module, root, model), list(layers)
+                if not isinstance(layers, nn.ModuleList) or len(layers) != count:
+                    continue
+                decoder = module
+                if not isinstance(module, PreTrainedModel):  # some models have the final norm outside of it
+                    models = [part for part in root.modules() if isinstance(part, PreTrainedModel)]
+                    outer = [part for part in models if any(inner is module for inner in part.modules())]
+                    decoder = outer[-1] if outer and outer[-1] is not model else module
+                return decoder, list(layers)
     raise UnsupportedModelError(
         f"cannot find the {count} decoder layers of {type(model).__name__}; its hidden states cannot be read."
     )
-
-
-def _with_final_norm(owner: nn.Module, root: nn.Module, model: PreTrainedModel) -> nn.Module:
-    """The module that runs the layers of ``owner`` and then the final norm, which some models have outside of it."""
-    from transformers import PreTrainedModel  # slow to import, and not needed for light models
-
-    if isinstance(owner, PreTrainedModel):
-        return owner
-    models = [module for module in root.modules() if isinstance(module, PreTrainedModel)]
-    outer = [module for module in models if any(part is owner for part in module.modules())]
-    return outer[-1] if outer and outer[-1] is not model else owner
 
 
 def dtype_name(model: LanguageModel) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 
 from cocoa_engine.forks import free_in_child
-from cocoa_engine.garbage import collector_paused
+from cocoa_engine.memory import collector_paused
 from cocoa_engine.optional import quiet_torchao
 
 if TYPE_CHECKING:
@@ -37,19 +37,11 @@ def import_model_classes() -> None:
 class LightModel(nn.Module):
     """The modules of a model, with the names that they have in transformers. None of them has a forward pass.
 
-    Its matrices have no memory until they are set.
-
-    Args:
-        config: the fields of the model's config that differ between models of the family.
-        model_type: a key of :data:`ARCHITECTURES`.
-        checked: what the comparison of the lean forward pass with the modules of this model found.
-
-    Attributes:
-        architecture: the name of transformers' class.
-        build: builds transformers' model from these weights.
+    Its matrices have no memory until they are set. ``checked`` is what the comparison of the lean forward pass with the
+    modules of this model found.
     """
 
-    build: Callable[[], PreTrainedModel]
+    build: Callable[[], PreTrainedModel]  # builds transformers' model from these weights
 
     def __init__(self, config: PreTrainedConfig, model_type: str, checked: str) -> None:
         super().__init__()
@@ -59,7 +51,13 @@ class LightModel(nn.Module):
         self.generation_config = GenerationConfig()
         self.checked = checked
         with torch.device("meta"):
-            self.model: Any = _decoder(config, model_type)
+            # the constructor of an embedding would draw numbers, which imports the tracer of torch.compile there
+            numbers = torch.empty(config.vocab_size, config.hidden_size)
+            self.model: Any = _Part(
+                embed_tokens=nn.Embedding.from_pretrained(numbers),  # type: ignore[no-untyped-call]
+                layers=nn.ModuleList(_layer(config, model_type) for _ in range(config.num_hidden_layers)),
+                norm=_norm(config.hidden_size),
+            )
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.model.rotary_emb = _Rotary(config)
         self._built: list[PreTrainedModel] = []  # a list: torch would make the model a part of this one
@@ -76,25 +74,20 @@ class LightModel(nn.Module):
 
     @property
     def is_built(self) -> bool:
-        """Whether :meth:`whole` was called."""
         return bool(self._built)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that the model computes in."""
         return self.model.norm.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
         return self.model.norm.weight.device
 
     def get_input_embeddings(self) -> Any:
-        """The input embeddings, as in transformers."""
         return self.model.embed_tokens
 
     def get_output_embeddings(self) -> Any:
-        """The language-modelling head, as in transformers."""
         return self.lm_head
 
 
@@ -111,19 +104,10 @@ def _norm(width: int) -> _Part:
     return _Part(weight=nn.Parameter(torch.empty(width)))
 
 
-def _decoder(config: Any, model_type: str) -> _Part:
-    # the constructor of an embedding would draw numbers, which imports the tracer of torch.compile on the meta device
-    numbers = torch.empty(config.vocab_size, config.hidden_size)
-    return _Part(
-        embed_tokens=nn.Embedding.from_pretrained(numbers),  # type: ignore[no-untyped-call]
-        layers=nn.ModuleList(_layer(config, model_type) for _ in range(config.num_hidden_layers)),
-        norm=_norm(config.hidden_size),
-    )
-
-
 def _layer(config: Any, model_type: str) -> _Part:
     width, inner, head_dim, bias = config.hidden_size, config.intermediate_size, config.head_dim, model_type == "qwen2"
     heads, kv_heads = (count * head_dim for count in (config.num_attention_heads, config.num_key_value_heads))
+    norms = {"q_norm": _norm(head_dim), "k_norm": _norm(head_dim)} if model_type == "qwen3" else {}
     attention = _Part(
         head_dim=head_dim,
         scaling=head_dim**-0.5,
@@ -131,16 +115,12 @@ def _layer(config: Any, model_type: str) -> _Part:
         k_proj=nn.Linear(width, kv_heads, bias=bias),
         v_proj=nn.Linear(width, kv_heads, bias=bias),
         o_proj=nn.Linear(heads, width, bias=False),
+        **norms,
     )
-    if model_type == "qwen3":
-        attention.q_norm, attention.k_norm = _norm(head_dim), _norm(head_dim)
+    sizes = {"gate_proj": (width, inner), "up_proj": (width, inner), "down_proj": (inner, width)}
     return _Part(
         self_attn=attention,
-        mlp=_Part(
-            gate_proj=nn.Linear(width, inner, bias=False),
-            up_proj=nn.Linear(width, inner, bias=False),
-            down_proj=nn.Linear(inner, width, bias=False),
-        ),
+        mlp=_Part(**{name: nn.Linear(*size, bias=False) for name, size in sizes.items()}),
         input_layernorm=_norm(width),
         post_attention_layernorm=_norm(width),
     )

@@ -1,7 +1,4 @@
-"""The options for loading a model, declared once for Python, the command line and the adapters.
-
-This module does not import torch or transformers, so that the command line starts quickly.
-"""
+"""The options for loading a model, declared once for all. Neither torch nor transformers is imported."""
 
 from __future__ import annotations
 
@@ -79,10 +76,7 @@ def loading_arguments(options: LoadOptions) -> dict[str, Any]:
 
 
 def resolve_device_map(device_map: DeviceMap, model_kwargs: Mapping[str, Any] | None = None) -> DeviceMap:
-    """Where the layers go if ``device_map`` is ``"auto"``. Every other value is returned unchanged.
-
-    It is `None` on a machine without a GPU, which is the CPU, and with tensor parallelism, which places the weights.
-    """
+    """Where the layers go: ``"auto"`` becomes `None`, the CPU, without a GPU and with tensor parallelism."""
     if device_map != "auto":
         return device_map
     import torch

@@ -1,7 +1,6 @@
-"""Loads a causal language model and its tokenizer by name: the embedded default, a Hub id or a local folder.
+"""Loads a model and its tokenizer by name: the embedded default, a Hub id, a local folder or a GGUF file.
 
-transformers does the loading. This module adds the embedded default, checks that run before any weight is read, and
-clear error messages for the many ways in which loading can fail.
+transformers does the loading. Here are checks that run before any weight is read, and clear messages.
 """
 
 from __future__ import annotations
@@ -14,18 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-)
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError, safe_cause
-from cocoa_engine.free_memory import release_free_memory
 from cocoa_engine.logs import safe_logger
+from cocoa_engine.memory import release_free_memory
 from cocoa_engine.model import (
+    checkpoint_files,
     embedded,
     gguf_families,
     gguf_metadata,
@@ -34,32 +29,19 @@ from cocoa_engine.model import (
     quantised_weights,
     weight_identity,
 )
-from cocoa_engine.model.checkpoint_files import (
-    ACCESS_OPTIONS,
-    FILE_OPTIONS,
-    SOURCE_OPTIONS,
-    expanded,
-    find_file,
-    gguf_path,
-    name_of,
-    pick,
-    require_model,
-    require_safetensors,
-    require_tokenizer_files,
-    with_gguf_file,
-)
-from cocoa_engine.model.configs import WINDOW_FIELDS, context_window_of, read_config, require_causal_lm
+from cocoa_engine.model.checkpoint_files import ACCESS_OPTIONS, FILE_OPTIONS, SOURCE_OPTIONS, gguf_path, located, pick
+from cocoa_engine.model.configs import NEEDED, WINDOW_FIELDS, context_window_of, read_config, require_decoder_only
 from cocoa_engine.model.generation_config import eos_of_gguf
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.light_model import import_model_classes
 from cocoa_engine.model.load_options import DeviceMap, resolve_device_map
-from cocoa_engine.model.quantised_weights import WeightKind
 from cocoa_engine.safe_text import short_repr
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from cocoa_engine.model.light_model import LightModel
+    from cocoa_engine.model.quantised_weights import WeightKind
 
 logger = safe_logger(__name__)
 
@@ -83,47 +65,39 @@ def load_pretrained(
 ) -> tuple[PreTrainedModel | LightModel, PreTrainedTokenizerBase, str]:
     """Load a model for inference, and its tokenizer.
 
+    The options are those of :meth:`CocoaEngine.from_pretrained`; those of transformers in ``model_kwargs`` and
+    ``more_model_kwargs`` override the arguments.
+
     Args:
-        model_name: Hub id, local folder or GGUF file (a path, or ``owner/model/file.gguf`` for one on the Hub). `None`
-            loads the embedded default or, if it is not installed, the same model from the Hub.
-        tokenizer_name: Hub id or local folder of the tokenizer. `None` loads the model's tokenizer.
-        dtype: ``"auto"`` (the checkpoint's dtype), ``"float32"``, ``"bfloat16"``, ``"float16"`` or a torch dtype.
-        device_map: where the layers are placed, as in transformers. ``"auto"``: on the GPUs if there are any, otherwise
-            on the CPU. `None` is the CPU.
-        trust_remote_code: run Python code that comes with the checkpoint.
-        allow_pickle: read weights from pickle files (``.bin``, ``.pt``) if there are no safetensors.
         keeps_blocks: asked for a GGUF file that is loaded on the CPU with ``dtype="auto"``: whether its weights stay in
             their blocks, if this package knows its architecture and its tokenizer.
-        weights: ``"float32"`` unpacks a GGUF file. Other kinds of blocks: quantise the matrices of a safetensors
-            checkpoint to them while loading.
+        weights: as in :class:`~cocoa_engine.Runtime`.
         light_with: return the weights alone of a GGUF file that stays in its blocks, if the lean forward pass was
             compared with its modules before. It names the kernels that the pass runs with.
-        model_kwargs, more_model_kwargs: further options of transformers' ``from_pretrained`` (``revision``,
-            ``quantization_config``, ``attn_implementation``, ``gguf_file``, ...). They override the arguments above.
-        tokenizer_kwargs: options of the tokenizer's ``from_pretrained``.
 
     Returns:
         The model in evaluation mode, the tokenizer, and the name to report.
-
-    Raises:
-        ModelLoadError: the files cannot be found or read; or they are pickle files or need remote code, and that was
-            not allowed.
-        UnsupportedModelError: the checkpoint is not a decoder-only causal language model.
-        ConfigError: an option is unknown or has a wrong value.
     """
     given = {**(model_kwargs or {}), **more_model_kwargs}
     options: dict[str, Any] = {
         "dtype": given.pop("torch_dtype", dtype),  # the older name
-        "trust_remote_code": trust_remote_code,
         "device_map": resolve_device_map(device_map, given),
+        "trust_remote_code": trust_remote_code,
         **given,
     }
-    options["dtype"] = _dtype(options["dtype"])
+    if not (isinstance(options["dtype"], str) and options["dtype"] == "auto"):
+        given_dtype = options["dtype"]
+        options["dtype"] = getattr(torch, given_dtype, None) if isinstance(given_dtype, str) else given_dtype
+        if not isinstance(options["dtype"], torch.dtype) or not options["dtype"].is_floating_point:
+            raise ConfigError(
+                f"dtype: {short_repr(given_dtype)} is not one of 'auto', 'float32', 'bfloat16', 'float16' or a "
+                "floating torch.dtype"
+            )
+    options["trust_remote_code"] = bool(options["trust_remote_code"])  # None would ask on the terminal
     if weights == "float32":
         if options["dtype"] not in ("auto", torch.float32):
             raise ConfigError(f"weights='float32' cannot be combined with dtype={options['dtype']}")
         options["dtype"] = torch.float32
-    options["trust_remote_code"] = bool(options["trust_remote_code"])  # None would ask on the terminal
     if not allow_pickle:
         if options.get("use_safetensors") is False:
             raise ConfigError(
@@ -140,7 +114,7 @@ def load_pretrained(
         light_with=light_with,
     )
     if model_name is not None:
-        name = name_of(model_name, "model")
+        name = checkpoint_files.name_of(model_name, "model")
         return *load(name), name
     file = embedded.find_embedded_file()
     try:
@@ -166,15 +140,9 @@ def read_context_window(
     trust_remote_code: bool = False,
     model_kwargs: Mapping[str, Any] | None = None,
 ) -> int | None:
-    """The context window of a model, from its config alone. No weights are read.
+    """The context window in tokens of a model, from its config alone; `None` if that does not state it or is not read.
 
-    Args:
-        model_name: as for :func:`load_pretrained`.
-        trust_remote_code: run the code of a config that comes with its own.
-        model_kwargs: options of the model's ``from_pretrained``. They say where its config is, or override it.
-
-    Returns:
-        The window in tokens; `None` if the config does not state it or cannot be read.
+    The arguments are as for :func:`load_pretrained`. ``model_kwargs`` say where the config is, or override it.
     """
     options = {"trust_remote_code": bool(trust_remote_code), **(model_kwargs or {})}
     config = options.get("config")
@@ -182,7 +150,7 @@ def read_context_window(
         if config is None and model_name is None:
             return next((options[name] for name in WINDOW_FIELDS if name in options), embedded.CONTEXT_WINDOW)
         if config is None or isinstance(config, str):
-            name, options = with_gguf_file(os.path.expanduser(config or os.fspath(model_name or "")), options)
+            name, options = located(config or os.fspath(model_name or ""), options)
             if "gguf_file" in options:
                 file = GgufFile(gguf_path(name, {**options, "local_files_only": True}))
                 gguf_metadata.require_types(file)
@@ -192,19 +160,6 @@ def read_context_window(
     except Exception as error:  # a missing folder, no network, code that is not trusted, a file that is no JSON
         logger.debug("cannot read the context window of %s", model_name, exc_info=safe_cause(error))
         return None
-
-
-def _dtype(dtype: Any) -> Any:
-    """``"auto"`` or a torch dtype."""
-    if isinstance(dtype, str) and dtype == "auto":
-        return dtype
-    parsed = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(parsed, torch.dtype) or not parsed.is_floating_point:
-        raise ConfigError(
-            f"dtype: {short_repr(dtype)} is not one of 'auto', 'float32', 'bfloat16', 'float16' or a floating "
-            "torch.dtype"
-        )
-    return parsed
 
 
 def _load(
@@ -219,83 +174,69 @@ def _load(
 ) -> tuple[PreTrainedModel | LightModel, PreTrainedTokenizerBase]:
     """Load config, tokenizer and weights, in this order, so that cheap failures come first."""
     with _clear_errors("model", name):
-        name, options = with_gguf_file(name, options)
+        name, options = located(name, options)
         if blocks is not None:
             options = {**options, "device_map": None} if options["device_map"] == "auto" else options
             _require_quantisable(blocks, options, keeps_blocks)
-        name = require_model(name, options)
+        name = checkpoint_files.require_model(name, options)
         source = pick(options, (*SOURCE_OPTIONS, "trust_remote_code"))
         if tokenizer_name is None:
-            read_tokenizer = partial(load_tokenizer, name, {**source, **tokenizer_options})
+            read_tokenizer = partial(load_tokenizer, name, source | tokenizer_options)
         else:  # another one has its own revision and folder
-            access = pick(options, (*ACCESS_OPTIONS, "trust_remote_code"))
-            read_tokenizer = partial(load_tokenizer, name_of(tokenizer_name, "tokenizer"), access | tokenizer_options)
-        file: GgufFile | None = None
-        if "gguf_file" in options:
-            file = GgufFile(gguf_path(name, options))
+            access = pick(options, (*ACCESS_OPTIONS, "trust_remote_code")) | tokenizer_options
+            read_tokenizer = partial(load_tokenizer, checkpoint_files.name_of(tokenizer_name, "tokenizer"), access)
+        file = GgufFile(gguf_path(name, options)) if "gguf_file" in options else None
+        if file is not None:
             gguf_metadata.require_known(file)
             why = gguf_model.obstacle(file)
             if why is None:
                 tokenizer = read_tokenizer()
-                if _is_plain(options) and keeps_blocks():
-                    return _load_blocks(file, light_with), tokenizer
-                return _unpacked(file, options), tokenizer
-            _require_readable(file, why)
+                return _load_gguf(file, options, keeps_blocks, light_with), tokenizer
+            if file.parts > 1:
+                raise ModelLoadError(
+                    f"{file.path} is one of {file.parts} parts of a model, which transformers would have to unpack "
+                    f"({why}), and it reads no parts; join them with llama.cpp's `llama-gguf-split --merge {file.path} "
+                    "model.gguf`"
+                )
+            if any(table in file.tensors for table in gguf_families.TABLES):
+                raise ModelLoadError(
+                    f"{file.path} has rotary factors in tensors, which transformers does not read ({why}); use the "
+                    "model's checkpoint instead"
+                )
             logger.info("%s is unpacked by transformers: it has %s", file.path, why)
             options = {**gguf_tokenizer.token_ids(file), **options}
-        config = options.get("config")
-        if config is None or isinstance(config, str):
-            is_of_file = file is not None and config is None
-            config = read_config(config or name, source)
-            if file is not None and is_of_file:
-                gguf_metadata.require_agreement(file, config)
-        if (
-            not options["trust_remote_code"]
-            and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-            and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
-        ):
+        given = options.get("config")
+        config = read_config(given or name, source) if given is None or isinstance(given, str) else given
+        if file is not None and given is None:
+            gguf_metadata.require_agreement(file, config)
+        has_own_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+        if has_own_class and not options["trust_remote_code"] and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise _remote_code_error("model", name)
-        require_causal_lm(config, name)
+        kind = f"{name} ({getattr(config, 'model_type', type(config).__name__)})"
+        require_decoder_only(config, kind)
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not has_own_class:
+            raise UnsupportedModelError(f"{kind} is not a causal language model; {NEEDED}")
         in_folder = Path(name).is_dir()
         if in_folder:
-            require_safetensors(name, config, options)
+            checkpoint_files.require_safetensors(name, config, options)
         tokenizer = read_tokenizer()
         if blocks is not None:
             return quantised_weights.load(name, config, blocks, pick(options, FILE_OPTIONS)), tokenizer
         if not in_folder:  # here, because it downloads them
-            require_safetensors(name, config, options)
-        model = _load_weights(name, options)
+            checkpoint_files.require_safetensors(name, config, options)
+        import_model_classes()  # a config may have been given
+        model, report = AutoModelForCausalLM.from_pretrained(name, **{**options, "output_loading_info": True})
+        missing = sorted(set(report["missing_keys"]) & {parameter for parameter, _ in model.named_parameters()})
+        if missing:
+            more = f" and {len(missing) - 3} more weights" if len(missing) > 3 else ""
+            raise UnsupportedModelError(
+                f"{name} is not a complete causal language model (an embedding model?): it lacks "
+                f"{', '.join(missing[:3])}{more}"
+            )
+        model.config.return_dict = True  # the config of the inner modules is the same object
         if file is not None:
             model.generation_config.eos_token_id = eos_of_gguf(file.metadata)
         return model, tokenizer
-
-
-def _require_readable(file: GgufFile, why: str) -> None:
-    """Check that transformers reads all of a file that has an obstacle."""
-    if file.parts > 1:
-        raise ModelLoadError(
-            f"{file.path} is one of {file.parts} parts of a model, which transformers would have to unpack ({why}), "
-            f"and it reads no parts; join them with llama.cpp's `llama-gguf-split --merge {file.path} model.gguf`"
-        )
-    if any(name in file.tensors for name in gguf_families.TABLES):
-        raise ModelLoadError(
-            f"{file.path} has rotary factors in tensors, which transformers does not read ({why}); use the model's "
-            "checkpoint instead"
-        )
-
-
-def _load_weights(name: str, options: dict[str, Any]) -> PreTrainedModel:
-    """transformers' model. All of its weights must be in the files."""
-    import_model_classes()  # a config may have been given
-    model, report = AutoModelForCausalLM.from_pretrained(name, **{**options, "output_loading_info": True})
-    missing = sorted(set(report["missing_keys"]) & {parameter for parameter, _ in model.named_parameters()})
-    if missing:
-        raise UnsupportedModelError(
-            f"{name} is not a complete causal language model (an embedding model?): it lacks {', '.join(missing[:3])}"
-            + (f" and {len(missing) - 3} more weights" if len(missing) > 3 else "")
-        )
-    model.config.return_dict = True  # the config of the inner modules is the same object
-    return model
 
 
 def _require_quantisable(weights: str, options: Mapping[str, Any], keeps_blocks: Callable[[], bool]) -> None:
@@ -313,32 +254,31 @@ def _require_quantisable(weights: str, options: Mapping[str, Any], keeps_blocks:
         raise ConfigError(f"weights={weights!r} needs the CPU kernels, and linears='auto' or 'native'")
 
 
-def _is_plain(options: dict[str, Any]) -> bool:
-    """Whether no option asks for another form of the weights than that of the file."""
+def _load_gguf(
+    file: GgufFile,
+    options: dict[str, Any],
+    keeps_blocks: Callable[[], bool],
+    light_with: Callable[[], str] | None,
+) -> PreTrainedModel | LightModel:
+    """The model of a file without an obstacle: in its blocks, unless an option asks for another form of the weights."""
     neutral = {"gguf_file", "trust_remote_code", "use_safetensors", "dtype", "device_map", "revision", *ACCESS_OPTIONS}
-    return options.keys() <= neutral and options["dtype"] == "auto" and options["device_map"] in (None, "cpu")
-
-
-def _load_blocks(file: GgufFile, light_with: Callable[[], str] | None) -> PreTrainedModel | LightModel:
-    release_free_memory()  # of a large vocabulary's JSON
-    if light_with is None or not gguf_model.can_be_light(file):
-        return gguf_model.load(file)
-    of = file.sample_digest(), light_with()
-    if (checked := weight_identity.noted(*of)) is not None:
-        return gguf_model.load_light(file, checked)
-    model = gguf_model.load(file)
-    weight_identity.will_note(model, *of)
-    return model
-
-
-def _unpacked(file: GgufFile, options: dict[str, Any]) -> PreTrainedModel:
-    """The model of a GGUF file with ordinary weights. They are in memory: no progress bar is shown."""
+    is_plain = options.keys() <= neutral and options["dtype"] == "auto" and options["device_map"] in (None, "cpu")
+    if is_plain and keeps_blocks():
+        release_free_memory()  # of a large vocabulary's JSON
+        if light_with is None or not gguf_model.can_be_light(file):
+            return gguf_model.load(file)
+        weights = file.sample_digest(), light_with()
+        if (checked := weight_identity.noted(*weights)) is not None:
+            return gguf_model.load_light(file, checked)
+        model = gguf_model.load(file)
+        weight_identity.will_note(model, *weights)
+        return model
     logger.info("%s is unpacked", file.path)
     further = {name: value for name, value in options.items() if name not in (*SOURCE_OPTIONS, "use_safetensors")}
     if isinstance(further.get("config"), str):
         further["config"] = read_config(further["config"], pick(options, (*ACCESS_OPTIONS, "trust_remote_code")))
     shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # the weights are in memory
     try:
         return gguf_model.unpacked(file, further)
     finally:
@@ -347,23 +287,19 @@ def _unpacked(file: GgufFile, options: dict[str, Any]) -> PreTrainedModel:
 
 
 def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBase:
-    """Load a tokenizer by name with transformers' options.
-
-    Raises:
-        ModelLoadError: it cannot be found or read.
-    """
+    """Load a tokenizer by name with transformers' options."""
     with _clear_errors("tokenizer", str(Path(name) / options.get("gguf_file", ""))):
-        name, options = with_gguf_file(name, options)
+        name, options = located(name, options)
         if "gguf_file" in options:
             own = {key: value for key, value in options.items() if key not in (*SOURCE_OPTIONS, "trust_remote_code")}
             file = GgufFile(gguf_path(name, options))
             gguf_metadata.require_types(file)
             return gguf_tokenizer.load(file, **own)
-        name, is_path = expanded(name)
-        if is_path and not Path(name).is_dir():
+        if checkpoint_files.is_path(name) and not Path(name).is_dir():
             raise ModelLoadError(f"there is no folder {name} to load the tokenizer from")
         import_model_classes()  # the class of a tokenizer is found by its config
-        require_tokenizer_files(partial(find_file, name, pick(options, FILE_OPTIONS)))
+        find = partial(checkpoint_files.find_file, name, pick(options, FILE_OPTIONS))
+        checkpoint_files.require_tokenizer_files(find)
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
         tokenizer.encode("a")  # some wrong values in its files are not seen before
         # If the tokenizer's files are missing, transformers creates some tokenizers with special tokens only.

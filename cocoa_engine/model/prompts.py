@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from numbers import Integral
 from typing import Any
 
@@ -28,9 +29,8 @@ Messages = Sequence[Mapping[str, Any]]
 class ChatTokens(list[int]):
     """Token ids of chat messages that hold an earlier exchange.
 
-    Attributes:
-        question_tokens: the number of tokens that the prompt would have without it: with the system messages and the
-            longest message of the user only.
+    ``question_tokens`` is the number of tokens that the prompt would have without it: with the system messages and the
+    longest message of the user only.
     """
 
     def __init__(self, ids: Sequence[int], question_tokens: int) -> None:
@@ -44,34 +44,18 @@ def chat_of(question: str, system: str | None) -> list[dict[str, str]]:
     return [*messages, {"role": "user", "content": question}]
 
 
-def _without_history(messages: Messages) -> list[Mapping[str, Any]] | None:
-    """The system messages, and the longest of the others that the model did not write; `None` without a history.
-
-    A passage may be in any message of the user, or in the answer of a tool, so the longest is the one that counts.
-    """
-    system = [message for message in messages if message.get("role") in ("system", "developer")]
-    asked = [message for message in messages if message.get("role") not in ("system", "developer", "assistant")]
-    if len(system) + len(asked) == len(messages) or not asked:
-        return None
-    return [*system, max(asked, key=lambda message: len(str(message.get("content"))))]
-
-
 def chat_ids(tokens: Tokens, messages: Messages, template_kwargs: Mapping[str, Any]) -> tuple[str, list[int]]:
-    """Chat messages as text and as token ids, up to the start of the answer.
-
-    Raises:
-        ChatTemplateError: the tokenizer has no chat template, or it refuses the messages.
-    """
+    """Chat messages as text and as token ids, up to the start of the answer."""
     rendered = tokens.render(messages, **template_kwargs)
     ids = tokens.encode_rendered(rendered)
-    question = _without_history(messages)
-    if question is None:
-        return rendered.text, ids
-    try:
-        alone = tokens.encode_rendered(tokens.render(question, **template_kwargs))
-    except ChatTemplateError:  # such as of a template that wants the call of a tool before its answer
-        return rendered.text, ids
-    return rendered.text, ChatTokens(ids, len(alone))
+    system = [message for message in messages if message.get("role") in ("system", "developer")]
+    asked = [message for message in messages if message.get("role") not in ("system", "developer", "assistant")]
+    if len(system) + len(asked) < len(messages) and asked:
+        # a passage may be in any message of the user, or in the answer of a tool, so the longest is the one that counts
+        question = [*system, max(asked, key=lambda message: len(str(message.get("content"))))]
+        with suppress(ChatTemplateError):  # such as of a template that wants the call of a tool before its answer
+            ids = ChatTokens(ids, len(tokens.encode_rendered(tokens.render(question, **template_kwargs))))
+    return rendered.text, ids
 
 
 def is_chat(prompt: Prompt | Messages) -> TypeIs[Messages]:
@@ -88,14 +72,7 @@ def is_many(texts: Any) -> bool:
 
 
 def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any, what: str = "prompt") -> list[int]:
-    """Token ids of a prompt given as text or as ids.
-
-    Args:
-        what: the name of the prompt in error messages.
-
-    Raises:
-        PromptError: it is empty, of a wrong type, not valid Unicode, or has ids outside the vocabulary.
-    """
+    """Token ids of a prompt given as text or as ids, checked. Messages call it ``what``."""
     if isinstance(prompt, str):
         require_unicode(prompt, what)
         return _usable(model, tokens.encode(prompt) if prompt else [], what)
@@ -108,7 +85,7 @@ def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any, what: str = "p
 
 
 def _usable(model: LanguageModel, ids: list[int], what: str) -> list[int]:
-    """Return the token ids of a text, if there are any and the model has embeddings of all."""
+    """The token ids of a text, if there are any and the model has embeddings of all."""
     if not ids:
         raise PromptError(f"the {what} is empty; give some text or at least one token id.")
     for token_id in (min(ids), max(ids)):
@@ -123,16 +100,10 @@ def _usable(model: LanguageModel, ids: list[int], what: str) -> list[int]:
 def text_ids(
     model: LanguageModel, tokens: Tokens, prompt: Prompt, before: list[int], text: Any, what: str = "text"
 ) -> tuple[list[int], str]:
-    """Token ids of a text that follows a prompt, and the text itself, decoded if it was given as ids.
+    """Token ids of a text after a prompt with the ids ``before``, and the text, decoded if it was given as ids.
 
-    Args:
-        prompt: the prompt. If it is text, prompt and text are tokenized together.
-        before: token ids of the prompt.
-        text: the text, or its token ids.
-        what: the name of the text in error messages.
-
-    Raises:
-        PromptError: the text is empty, of a wrong type, or exceeds the context window together with the prompt.
+    If the prompt is text, both are tokenized together. They must fit the context window. Messages call the text
+    ``what``.
     """
     if not isinstance(text, str) or not text:
         ids = prompt_ids(model, tokens, text, what)
@@ -146,11 +117,7 @@ def text_ids(
 
 
 def require_room(window: int | None, prompt_tokens: int) -> None:
-    """Check that a prompt leaves tokens for an answer in a context window; `None` is no limit.
-
-    Raises:
-        PromptError: it does not.
-    """
+    """Check that a prompt leaves tokens for an answer in a context window; `None` is no limit."""
     if window is not None and prompt_tokens >= window:
         raise PromptError(
             f"the prompt has {prompt_tokens} tokens and the model's context window is {window}: no tokens are "
@@ -159,11 +126,7 @@ def require_room(window: int | None, prompt_tokens: int) -> None:
 
 
 def require_fits(model: LanguageModel, prompt_tokens: int, answer_tokens: int, what: str = "answer") -> None:
-    """Check that a prompt and an answer fit the context window together.
-
-    Raises:
-        PromptError: they do not.
-    """
+    """Check that a prompt and an answer fit the context window together."""
     window = model.context_window
     if window is not None and prompt_tokens + answer_tokens > window:
         raise PromptError(
@@ -181,25 +144,15 @@ Source = Sequence[str] | Sequence[tuple[int, int]] | Passages
 
 
 def passage_positions(
-    tokens: Tokens,
-    prompt: Any,
-    token_ids: Sequence[int],
-    source: Source | None,
-    *,
-    add_special_tokens: bool = True,
+    tokens: Tokens, prompt: Any, token_ids: Sequence[int], source: Source | None, *, add_special_tokens: bool = True
 ) -> Passages:
     """The positions of the tokens of each passage of a prompt.
 
     A token belongs to a passage if it has a character of it. The first token of a prompt belongs to none, because it
     attracts attention whatever it is. A text is searched for after the passage before it, and then from the beginning.
 
-    Args:
-        tokens: the tokenizer.
-        prompt: the prompt as text or token ids. Ranges of token ids count characters of their decoded text, special
-            tokens included.
-        token_ids: the token ids of the prompt.
-        source: the passages. With `None` there are none.
-        add_special_tokens: whether the tokenizer added special tokens to the text of the prompt.
+    The prompt is text, to which the tokenizer may have added special tokens, or token ids: ranges of these count
+    characters of their decoded text, special tokens included.
 
     Raises:
         ConfigError: the passages are of a wrong type, or one of them is empty or not in the prompt.
@@ -214,17 +167,16 @@ def passage_positions(
     if encoded is not None and encoded[0] == list(token_ids):
         offsets = encoded[1]
     else:
-        shown, offsets = _decoded(tokens, token_ids)
-        ranges = _moved(tokens, ranges, text, shown)
-    return Passages(_positions(start, end, offsets) for start, end in ranges)
+        ranges, offsets = _decoded(tokens, token_ids, text, ranges)
+    passages = []
+    for start, end in ranges:
+        inside = [at for at, (first, last) in enumerate(offsets) if at and first < min(last, end) and last > start]
+        passages.append(range(inside[0], inside[-1] + 1) if inside else range(0))
+    return Passages(passages)
 
 
 def sources_of_batch(source: Any, count: int) -> Sequence[Source | None]:
-    """The passages of each prompt of a batch.
-
-    Raises:
-        ConfigError: they are not given as one list or `None` for each of ``count`` prompts.
-    """
+    """The passages of each prompt of a batch: one list or `None` for each of ``count`` prompts."""
     if source is None:
         return [None] * count
     if isinstance(source, (str, bytes)) or not isinstance(source, Sequence) or any(isinstance(x, str) for x in source):
@@ -241,8 +193,7 @@ def _character_ranges(text: str, source: Any) -> list[tuple[int, int]]:
     ranges: list[tuple[int, int]] = []
     for number, passage in enumerate(source):
         if isinstance(passage, str) and passage.strip():
-            # chat templates strip the texts of messages
-            place = _found(text, passage, ranges) or _found(text, passage.strip(), ranges)
+            place = _place(text, passage, ranges)
             if place is None:
                 raise ConfigError(
                     f"passage {number} of source ({shortened(passage, 100)!r}) is not in the prompt. Give each passage "
@@ -260,15 +211,23 @@ def _character_ranges(text: str, source: Any) -> list[tuple[int, int]]:
     return ranges
 
 
-def _found(text: str, part: str, before: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
-    """Where a part of a text is: after the last range of ``before``, or anywhere."""
-    at = text.find(part, before[-1][1] if before else 0)
-    at = text.find(part) if at < 0 else at
-    return None if at < 0 else (at, at + len(part))
+def _place(text: str, passage: str, before: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+    """Where a passage is, or without the spaces around it: after the last range of ``before``, or anywhere."""
+    for part in (passage, passage.strip()):  # chat templates strip the texts of messages
+        for start in (before[-1][1] if before else 0, 0):
+            if (at := text.find(part, start)) >= 0:
+                return at, at + len(part)
+    return None
 
 
-def _decoded(tokens: Tokens, token_ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
-    """The text of tokens, and the range of characters that each token has completed in it."""
+def _decoded(
+    tokens: Tokens, token_ids: Sequence[int], text: str, ranges: Sequence[tuple[int, int]]
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """The ranges in the decoded text, and the range of characters that each token has completed in it.
+
+    That text may lack special tokens and spaces that the prompt has. Where the tokenizer changes a passage, the decoded
+    text before its ends tells where they are.
+    """
     track = Detokenizer(tokens)
     offsets: list[tuple[int, int]] = []
     waiting = 0  # tokens whose characters are not complete yet
@@ -280,28 +239,11 @@ def _decoded(tokens: Tokens, token_ids: Sequence[int]) -> tuple[str, list[tuple[
             offsets += [(start, len(track.text))] * waiting
             waiting = 0
     offsets += [(len(track.text), len(track.text))] * waiting
-    return track.text, offsets
-
-
-def _moved(tokens: Tokens, ranges: Sequence[tuple[int, int]], text: str, shown: str) -> list[tuple[int, int]]:
-    """The ranges in the decoded text, which may lack special tokens and spaces that the prompt has.
-
-    Where the tokenizer changes a passage, the decoded text before its ends tells where they are.
-    """
     moved: list[tuple[int, int]] = []
     for start, end in ranges:
-        place = _found(shown, text[start:end], moved) or _found(shown, text[start:end].strip(), moved)
+        place = _place(track.text, text[start:end], moved)
         if place is None:
             first, last = (len(decoded(tokens, tokens.encode(text[:at]))) for at in (start, end))
             place = first, last
         moved.append(place)
-    return moved
-
-
-def _positions(start: int, end: int, offsets: Sequence[tuple[int, int]]) -> range:
-    inside = [
-        position
-        for position, (first, last) in enumerate(offsets)
-        if position > 0 and first < last and first < end and last > start
-    ]
-    return range(inside[0], inside[-1] + 1) if inside else range(0)
+    return moved, offsets

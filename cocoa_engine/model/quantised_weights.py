@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from cocoa_engine.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from cocoa_engine.free_memory import release_free_memory
 from cocoa_engine.logs import safe_logger
+from cocoa_engine.memory import release_free_memory
 from cocoa_engine.model import experts
 from cocoa_engine.model.blocks import BlockTensor, block_size
 from cocoa_engine.model.checkpoint_files import safetensors_files
@@ -35,21 +35,9 @@ _TRIES = 9  # steps of the search for the scale of 32 numbers
 def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) -> PreTrainedModel:
     """Load a model whose matrices are quantised while they are read. The float32 model is never in memory as a whole.
 
-    Args:
-        name: a local folder or a Hub id.
-        config: the model's config.
-        kind: ``"q8_0"``, or ``"q4_k"`` for the linear layers in rows of whole blocks of 256, without the output layer;
-            ``"q8_0"`` for the others and the embeddings. Rows that are no multiple of 32 stay float32.
-        access: transformers' options of where the files are.
-
-    Returns:
-        The model in float32, in evaluation mode on the CPU.
-
-    Raises:
-        ModelLoadError: there are no safetensors, or a tensor has another shape than the config says.
-        UnsupportedModelError: weights are missing.
-        ConfigError: the checkpoint is quantised already, or transformers converts its weights while loading, except to
-            put the experts of a layer into one tensor.
+    ``"q4_k"`` is for the linear layers in rows of whole blocks of 256, without the output layer; the others and the
+    embeddings are ``"q8_0"``. Rows that are no multiple of 32 stay float32. A checkpoint that is quantised already is
+    refused, and one that transformers converts while loading, except to put the experts of a layer into one tensor.
     """
     from safetensors import safe_open
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -63,7 +51,12 @@ def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) ->
     mapping = get_model_conversion_mapping(model)
     renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
     converters = [each for each in mapping if isinstance(each, WeightConverter)]
-    places, matrices = model.state_dict(), _matrices(model)
+    places, ends = model.state_dict(), (model.get_input_embeddings(), model.get_output_embeddings())
+    matrices = {  # that may be quantised -> whether they are linear layers inside the model
+        f"{path}.weight": module not in ends
+        for path, module in model.named_modules()
+        if module in ends or type(module) is nn.Linear
+    }
     unknown: list[str] = []
     stacks = [path for path, module in model.named_modules() if type(module) is experts.ExpertLinears]
     left = {f"{path}.weight": set(range(places[f"{path}.weight"].shape[0])) for path in stacks}
@@ -118,17 +111,9 @@ _EXPERT = re.compile(r"(.+)\.(\d+)\.(\w+\.weight)")
 
 
 def quantised(weight: Any, kind: str) -> Tensor:
-    """A matrix in blocks.
+    """A matrix ``[out, in]`` in blocks of type ``"Q8_0"`` or ``"Q4_K"``; float32 if a number is not finite.
 
-    Args:
-        weight: a tensor ``[out, in]`` of any floating dtype on the CPU, or what safetensors slices it from.
-        kind: ``"Q8_0"`` or ``"Q4_K"``.
-
-    Returns:
-        A :class:`BlockTensor`; float32 if a number is not finite.
-
-    Raises:
-        ValueError: the rows do not consist of whole blocks.
+    It is a tensor of any floating dtype on the CPU, or what safetensors slices it from.
     """
     made = _empty(weight.shape if isinstance(weight, Tensor) else weight.get_shape(), kind)
     return made if _pack(weight, made) else _whole(weight)
@@ -144,29 +129,26 @@ def _empty(shape: Sequence[int], kind: str) -> BlockTensor:
 
 def _pack(weight: Any, into: BlockTensor) -> bool:
     """Write the blocks of a matrix; whether all its numbers are finite. It stops at the first that is not."""
+    from gguf import GGMLQuantizationType, quantize
+
     count, columns = into.shape
     rows = max(1, _AT_ONCE // columns)
     for start in range(0, count, rows):
         part = weight[start : start + rows].float()
         if not part.isfinite().all():
             return False
-        into.blocks[start : start + rows] = _PACK[into.kind](part)
+        packed = (
+            _q4_k(part)
+            if into.kind == "Q4_K"
+            else torch.from_numpy(quantize(part.contiguous().numpy(), GGMLQuantizationType.Q8_0))
+        )
+        into.blocks[start : start + rows] = packed
     return True
 
 
 def _whole(weight: Any) -> Tensor:
     whole: Tensor = weight[:]
     return whole.float() if whole.is_floating_point() else whole
-
-
-def _matrices(model: PreTrainedModel) -> dict[str, bool]:
-    """The paths of the weights that may be quantised -> whether they are linear layers inside the model."""
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    return {
-        f"{path}.weight": module not in ends
-        for path, module in model.named_modules()
-        if module in ends or type(module) is nn.Linear
-    }
 
 
 def _kind(kind: WeightKind, size: int, *, is_inside: bool) -> str | None:
@@ -198,13 +180,6 @@ def _put(model: nn.Module, path: str, tensor: Tensor) -> None:
     setattr(module, attribute, nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor)
 
 
-def _q8_0(weight: Tensor) -> Tensor:
-    from gguf import GGMLQuantizationType
-    from gguf.quants import quantize
-
-    return torch.from_numpy(quantize(weight.contiguous().numpy(), GGMLQuantizationType.Q8_0))
-
-
 def _q4_k(weight: Tensor) -> Tensor:
     """Blocks of 256 numbers: 8 groups of 32, each with a scale and a minimum of 6 bits, and 4 bits for each number."""
     groups = weight.reshape(-1, 8, 32)
@@ -227,13 +202,7 @@ def _scales(groups: Tensor) -> tuple[Tensor, Tensor]:
     """Scale s and minimum m of each group, so that s * q - m with q in 0..15 is close to its numbers.
 
     Of some scales beside that of the group's range, each with the s and m of least squares for its q, the best is
-    taken. Larger numbers count more.
-
-    Args:
-        groups: ``[N, 8, 32]`` float32.
-
-    Returns:
-        Each ``[N, 8]``, not negative.
+    taken. Larger numbers count more. Groups are ``[N, 8, 32]`` float32; s and m are ``[N, 8]``, not negative.
     """
     low, high = groups.amin(-1, keepdim=True).clamp(max=0), groups.amax(-1, keepdim=True)
     span = (high - low).clamp(min=1e-30)
@@ -261,6 +230,3 @@ def _scales(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 def _rounded(values: Tensor, unit: Tensor, most: int) -> Tensor:
     return (values / torch.where(unit == 0, torch.inf, unit)).round().clamp(0, most)
-
-
-_PACK = {"Q8_0": _q8_0, "Q4_K": _q4_k}

@@ -19,11 +19,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def require_unicode(text: str, what: str) -> None:
-    """Check that text can be encoded. A lone surrogate is half of a character, and tokenizers do not accept it.
-
-    Raises:
-        PromptError: the text has a lone surrogate. The message says ``what`` has it.
-    """
+    """Check that ``what`` has no lone surrogate, which is half of a character. Tokenizers do not accept it."""
     if (half := _SURROGATE.search(text)) is not None:
         raise PromptError(
             f"the {what} has a lone surrogate (U+{ord(half.group()):04X}) at character {half.start()}, which is not "
@@ -32,11 +28,7 @@ def require_unicode(text: str, what: str) -> None:
 
 
 def block_text(block: Any, where: str) -> str:
-    """The text of a content block of a message, a mapping with ``type``. Only its type says whether it is text.
-
-    Raises:
-        PromptError: it has another type or none, or its text is missing.
-    """
+    """The text of a content block of a message, a mapping with ``type``. Only its type says whether it is text."""
     kind = block.get("type") if isinstance(block, Mapping) else None
     if not isinstance(kind, str):
         raise PromptError(f"{short_repr(block)} in {where} has no type; the model reads text only")

@@ -33,20 +33,10 @@ _BYTE_OF_LETTER = {chr(byte): byte for byte in _VISIBLE} | {chr(0x100 + at): byt
 
 
 class Tokens:
-    """A thread-safe wrapper around a Hugging Face tokenizer.
+    """A thread-safe wrapper around a Hugging Face tokenizer, which is not modified.
 
-    Args:
-        tokenizer: the tokenizer.
-        is_shared: whether anyone else holds it. It is copied then: encoding changes the padding and truncation settings
-            inside a fast tokenizer, and other threads that set them could truncate prompts here.
-
-    Attributes:
-        tokenizer: the user's tokenizer, which is not modified.
-        settings: the same, to read its special tokens and its template from. It must not be given to users.
-        turn_ends: by chat template, the token that ends a turn in it, where it has been asked for.
-
-    Raises:
-        UnsupportedModelError: ``tokenizer`` is not a tokenizer.
+    It is copied if anyone else holds it: encoding changes the padding and truncation settings inside a fast tokenizer,
+    and other threads that set them could truncate prompts here.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, is_shared: bool = True) -> None:
@@ -57,7 +47,7 @@ class Tokens:
         self._own = _copy(tokenizer) if is_shared else tokenizer
         self._users = tokenizer if is_shared else None
         self._lock = free_in_child(threading.Lock())
-        self.turn_ends: dict[str, int | None] = {}
+        self.turn_ends: dict[str, int | None] = {}  # by chat template, where it has been asked for
         self._first: list[int] | None = None  # the tokens before a text, once they are known
         self._controls: tuple[str, ControlTokens] | None = None  # and the template that they belong to
 
@@ -71,22 +61,15 @@ class Tokens:
 
     @property
     def settings(self) -> PreTrainedTokenizerBase:
-        """The user's tokenizer, or this object's own while it has not been copied."""
+        """The tokenizer to read special tokens and the template from. It must not be given to users."""
         return self._own if self._users is None else self._users
 
     def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
         """Token ids of a text, without truncation.
 
-        Args:
-            text: the text.
-            add_special_tokens: whether to begin with the tokens that the tokenizer puts before a text, unless the text
-                begins with the first of them. Those that it puts after a text are left out: the model would continue a
-                text that has ended.
-            split_special_tokens: whether the text of a control token is encoded like other text.
-
-        Raises:
-            PromptError: the text has a lone surrogate.
-            RequestCancelledError: the calling code was cancelled.
+        It begins with the tokens that the tokenizer puts before a text, unless it has the first of them. Those that it
+        puts after a text are left out: the model would continue a text that has ended. With ``split_special_tokens``
+        the text of a control token is encoded like other text.
         """
         current_cancellation().check()
         require_unicode(text, "text")
@@ -99,10 +82,7 @@ class Tokens:
     def encode_with_offsets(
         self, text: str, *, add_special_tokens: bool = True
     ) -> tuple[list[int], list[tuple[int, int]]] | None:
-        """Token ids of a text, and for each the range of its characters: (0, 0) for a special token that is added.
-
-        The result is `None` if the tokenizer does not know the ranges.
-        """
+        """Token ids and their ranges of characters, (0, 0) for special tokens; `None` if the ranges are not known."""
         if not getattr(self._own, "is_fast", False):
             return None
         encoded = self._encoded(text, return_offsets_mapping=True)
@@ -112,27 +92,16 @@ class Tokens:
         return [*before, *ids], [*[(0, 0)] * len(before), *ranges]
 
     def encode_rendered(self, rendered: Rendered) -> list[int]:
-        """Token ids of the result of :meth:`render`.
-
-        Raises:
-            PromptError: the text has a lone surrogate.
-        """
+        """Token ids of the result of :meth:`render`."""
         require_unicode(rendered.text, "text")
         return self._control_tokens.encode(
             rendered, lambda tokenizer, text, **options: list(self._encoded(text, tokenizer, **options)["input_ids"])
         )
 
-    def _encoded(
-        self,
-        text: str,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        *,
-        add_special_tokens: bool = False,
-        **options: Any,
-    ) -> Any:
+    def _encoded(self, text: str, tokenizer: Any = None, **options: Any) -> Any:
         tokenizer = self._own if tokenizer is None else tokenizer
         with at_work, self._lock:
-            return tokenizer(text, add_special_tokens=add_special_tokens, truncation=False, verbose=False, **options)
+            return tokenizer(text, **{"add_special_tokens": False, "truncation": False, "verbose": False, **options})
 
     def _before(self, ids: list[int]) -> list[int]:
         """The tokens that the tokenizer puts before these ids, which are the whole text."""
@@ -148,11 +117,7 @@ class Tokens:
         return str(self._own.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids. Special tokens are skipped; spaces are not cleaned up.
-
-        Raises:
-            PromptError: they are no token ids.
-        """
+        """Text of token ids. Special tokens are skipped; spaces are not cleaned up."""
         try:
             return str(self._own.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
         except (TypeError, OverflowError):
@@ -175,12 +140,9 @@ class Tokens:
         return bytes(map(_BYTE_OF_LETTER.__getitem__, name)) if _BYTE_OF_LETTER.keys() >= set(name) else None
 
     def continuation(self, prompt: str, before: list[int], text: str) -> list[int]:
-        """Token ids of a text after a prompt, taken from the encoding of prompt and text together.
+        """Token ids of a text after a prompt with the ids ``before``, from the encoding of both together.
 
         If the tokenizer would merge characters across the boundary, the text is encoded on its own.
-
-        Args:
-            before: token ids of the prompt.
         """
         whole = self.encode(prompt + text)
         if whole[: len(before)] == before and len(whole) > len(before):
@@ -194,7 +156,6 @@ class Tokens:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether chat messages can be rendered."""
         return bool(getattr(self.settings, "chat_template", None))
 
     @property
@@ -210,13 +171,11 @@ class Tokens:
         Args:
             messages: mappings with ``role`` and ``content``: a text, or blocks as ``{"type": "text", "text": ...}``.
             split_special_tokens: whether text in messages and options that spells a control token stays text.
-            **template_kwargs: options of ``apply_chat_template``. ``add_generation_prompt`` is `True` by default.
+            template_kwargs: options of ``apply_chat_template``. ``add_generation_prompt`` is `True` by default.
 
         Raises:
             ChatTemplateError: there is no template, there are no messages, or the template raises an error.
-            PromptError: the content of a message is no text, or has a lone surrogate; or the template takes more than
-                :data:`RENDERING_SECONDS`.
-            RequestCancelledError: the calling code was cancelled.
+            PromptError: the content of a message is no text; or the template takes too long.
         """
         if not self.has_chat_template:
             raise ChatTemplateError(

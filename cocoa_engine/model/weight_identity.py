@@ -12,11 +12,10 @@ import threading
 import weakref
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from cocoa_engine.cache_directory import cache_directory, keep_newest, read_note, write_note
@@ -50,17 +49,12 @@ def sampled(tensor: Tensor) -> Tensor:
     return tensor.as_strided((count,), (max(last, 0) // max(count - 1, 1),))
 
 
-class WeightFingerprint(NamedTuple):
-    """Equal for the same tensors as long as they are not written to.
+WeightFingerprint = tuple[list[tuple[int, int]], dict[tuple[torch.device, torch.dtype], bytes]]
+"""Equal for the same tensors as long as they are not written to.
 
-    Attributes:
-        versions: for each tensor, its address and torch's version counter.
-        samples: by device and dtype, the bytes of some elements of each tensor. torch does not count writes through
-            ``.data`` (such as merging an adapter); they are detected only if they change one of these elements.
-    """
-
-    versions: list[tuple[int, int]]
-    samples: dict[tuple[torch.device, torch.dtype], bytes]
+It has the address and torch's version counter of each tensor, and the bytes of some elements. torch does not count
+writes through ``.data`` (such as merging an adapter); they are detected only if they change one of these elements.
+"""
 
 
 def weight_fingerprint(tensors: Iterable[Tensor]) -> WeightFingerprint:
@@ -74,7 +68,7 @@ def weight_fingerprint(tensors: Iterable[Tensor]) -> WeightFingerprint:
                 views.setdefault((tensor.device, tensor.dtype), []).append(sampled(tensor))
         # as bytes, so that every change counts and NaN equals itself
         samples = {kind: torch.cat(parts).view(torch.uint8).cpu() for kind, parts in views.items()}
-    return WeightFingerprint(versions, {kind: part.numpy().tobytes() for kind, part in samples.items()})
+    return versions, {kind: part.numpy().tobytes() for kind, part in samples.items()}
 
 
 _digests: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
@@ -82,10 +76,9 @@ _lock = threading.Lock()
 
 
 def model_digest(model: LanguageModel) -> str:
-    """A short text that identifies a model: its architecture, its shape and samples of its weights.
+    """A short text that identifies a model: its architecture, its shape and samples of its weights, not its name.
 
-    The samples are rounded to bfloat16, so that a model has the same digest if it is loaded as bfloat16 or float32. The
-    name is not part of it: a copy of the model is the same model. The digest is computed once for each loaded model.
+    The samples are rounded to bfloat16, so that a model has the same digest if it is loaded as bfloat16 or float32.
     """
     with _lock:
         held = model.model
@@ -107,15 +100,9 @@ _asked: weakref.WeakKeyDictionary[nn.Module, tuple[Path, WeightFingerprint]] = w
 
 
 def noted(weights: str, kernels: str) -> str | None:
-    """What the comparison found with these weights, kernels and versions of the code, if it was made here.
-
-    Args:
-        weights: a digest of the weights, or of samples of them, and of the settings that belong to them.
-        kernels: the name of the compiled kernels.
-    """
-    file = _note_of(weights, kernels)
-    found = (read_note(file) or {}).get("found")
-    return found if isinstance(found, str) and found else None
+    """What the comparison found with a digest of weights and settings, with these kernels and this code, if it did."""
+    reason = (read_note(_note_of(weights, kernels)) or {}).get("found")
+    return reason if isinstance(reason, str) and reason else None
 
 
 def will_note(model: nn.Module, weights: str, kernels: str) -> None:
@@ -124,10 +111,7 @@ def will_note(model: nn.Module, weights: str, kernels: str) -> None:
 
 
 def note(model: nn.Module, found: str | None) -> None:
-    """Keep what the comparison found, if :func:`will_note` was told of the model and its weights are as they were.
-
-    ``None``: the lean pass is not used, or not with the kernels.
-    """
+    """Keep what the comparison found, if :func:`will_note` was told of the model and its weights are as they were."""
     file, as_loaded = _asked.pop(model, (None, None))
     if file is None or found is None or weight_fingerprint(model.parameters()) != as_loaded:
         return
@@ -139,16 +123,9 @@ def note(model: nn.Module, found: str | None) -> None:
 
 
 def _note_of(weights: str, kernels: str) -> Path:
-    parts = [weights, kernels, _code(), *map(_version, ("cocoa-integrations", "torch", "transformers"))]
+    parts = [weights, kernels, _code(), torch.__version__, transformers.__version__]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return cache_directory() / FOLDER / f"{digest[:32]}.json"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # it is run from its folder
-        return ""
 
 
 @cache

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_engine.rendering import html, wording
-from cocoa_engine.rendering.highlights import MOST_SHADED, RiskScale, marked, pieces
-from cocoa_engine.rendering.inputs import Answer
+from cocoa_engine.rendering.highlights import MOST_SHADED, Answer, RiskScale, marked, pieces
 from cocoa_engine.safe_text import safe
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&$])")
@@ -38,38 +37,32 @@ def to_markdown(answer: Answer) -> str:
     scale = RiskScale.of(answer.spans)
     checks = answer.check_these(MOST_SHADED)
     listed = [f"{number}. {_escaped(wording.describe_check(check))}" for number, check in enumerate(checks, start=1)]
-    parts = [
-        f"**{_escaped(wording.verdict(answer))}**",
-        _lines(marked(pieces(answer, checks, scale))),
-        "\n".join([wording.CHECK_THESE, "", *listed]) if listed else wording.nothing_listed(answer),
-        "<details><summary>Details</summary>",
-        *_details(answer, scale),
-        "</details>",
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _details(answer: Answer, scale: RiskScale) -> list[str]:
     legend = [
         _escaped(wording.describe_scale([answer], scale)),
         ", ".join(f"{level}: {bounds}" for level, bounds in enumerate(scale.ranges)),
         f"!: {wording.REACHED}" if wording.any_reached([answer]) else "",
     ]
-    parts = [" ".join(part for part in legend if part)]
-    if sentences := answer.sentences:
-        rows = ["| sentence | risk |", "|---|--:|"]
-        for sentence in sentences:
-            rows.append(f"| {_escaped(wording.one_line(sentence.text))} | {wording.risk_text(sentence)} |")
-        parts.append("\n".join(rows))
+    sentences = ["| sentence | risk |", "|---|--:|"]
+    for sentence in answer.sentences:
+        sentences.append(f"| {_escaped(wording.one_line(sentence.text))} | {wording.risk_text(sentence)} |")
     columns = " | ".join(wording.CANDIDATE_COLUMNS)
-    rows = [f"| after | candidate | {columns} |", "|---|---|--:|--:|--:|--:|---|"]
+    points = [f"| after | candidate | {columns} |", "|---|---|--:|--:|--:|--:|---|"]
     for span in answer.spans:
         after = _escaped(wording.words_before(answer.text, span.start)) or "at the start"
         for _, text, values in wording.candidate_rows(span):
-            rows.append(f"| {after} | {_escaped(text)} | {' | '.join(values)} |")
+            points.append(f"| {after} | {_escaped(text)} | {' | '.join(values)} |")
             after = ""
-    parts += ["\n".join(rows)] if len(rows) > 2 else []
-    return [*parts, _escaped(wording.summary(answer))]
+    parts = [
+        f"**{_escaped(wording.verdict(answer))}**",
+        _lines(marked(pieces(answer, checks, scale))),
+        "\n".join([wording.CHECK_THESE, "", *listed]) if listed else wording.nothing_listed(answer),
+        "<details><summary>Details</summary>",
+        " ".join(filter(None, legend)),
+        *("\n".join(rows) for rows in (sentences, points) if len(rows) > 2),
+        _escaped(wording.summary(answer)),
+        "</details>",
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _escaped(text: str) -> str:
@@ -86,8 +79,7 @@ def _lines(text: str) -> str:
     return re.sub(r"(?<!\n)\n(?!\n)", "\\\\\n", "\n".join(lines))
 
 
-WIDTH = 92
-"""The width of the picture, in text columns."""
+WIDTH = 92  # of the picture, in text columns
 
 
 def svg_document(answers: Sequence[Answer], *, title: str | None = None, table: bool = False) -> str:

@@ -7,14 +7,65 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import groupby, pairwise
+from typing import Protocol
 
-from cocoa_engine.rendering.inputs import Answer
-from cocoa_engine.risk import LOWEST_SHADE, Check
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.risk import LOWEST_SHADE, Check, Unit
 from cocoa_engine.safe_text import safe
-from cocoa_engine.spans import RAW, Span
+from cocoa_engine.spans import RAW, RiskSource, Span, Usage
+
+
+class Answer(Protocol):
+    """An answer with its spans, such as :class:`~cocoa_engine.results.Generation`, which calls the renderers."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def spans(self) -> Sequence[Span]: ...
+
+    @property
+    def config(self) -> CocoaConfig: ...
+
+    @property
+    def usage(self) -> Usage: ...
+
+    @property
+    def finish_reason(self) -> str | None: ...
+
+    @property
+    def model_name(self) -> str | None: ...
+
+    @property
+    def answer_risk(self) -> float | None: ...
+
+    @property
+    def risk_source(self) -> RiskSource | None: ...
+
+    @property
+    def calibrated_on(self) -> str | None: ...
+
+    @property
+    def answer_out_of_domain(self) -> bool: ...
+
+    @property
+    def words(self) -> Sequence[Unit]: ...
+
+    @property
+    def sentences(self) -> Sequence[Unit]: ...
+
+    def check_these(self, most: int = 3) -> Sequence[Check]: ...
+
+    @property
+    def max_risk(self) -> float: ...
+
+    @property
+    def mean_risk(self) -> float: ...
+
+    def model_dump_json(self) -> str: ...
+
 
 BOUNDS = (0.0, LOWEST_SHADE, 0.5, 0.75, 1.0)
-LEVELS = len(BOUNDS) - 1
 
 
 @dataclass(frozen=True)
@@ -67,16 +118,14 @@ def differences(texts: Sequence[str]) -> list[list[Range]]:
             if tag != "equal":
                 differing[0].update(range(start, end))
                 differing[number].update(range(other_start, other_end))
-    return [_ranges(found, marked) for found, marked in zip(words, differing, strict=True)]
-
-
-def _ranges(words: Sequence[re.Match[str]], marked: set[int]) -> list[Range]:
-    ranges: list[Range] = []
-    for number in sorted(marked):
-        start, end = words[number].span()
-        if number - 1 in marked:
-            start, _ = ranges.pop()
-        ranges.append((start, end))
+    ranges: list[list[Range]] = []
+    for matches, numbers in zip(words, differing, strict=True):
+        ranges.append([])
+        for number in sorted(numbers):
+            start, end = matches[number].span()
+            if number - 1 in numbers:
+                start, _ = ranges[-1].pop()
+            ranges[-1].append((start, end))
     return ranges
 
 
@@ -89,7 +138,6 @@ class Piece:
     """A part of an answer's text that is drawn in one style.
 
     Attributes:
-        text: the part.
         level: the level of the shaded claim that it belongs to; 0 for the rest of the text.
         number: the number of that claim in the list of claims to check, from 0; `None` for the rest.
         first, last: whether it is the first or last piece of its claim.
@@ -156,6 +204,11 @@ def marked(parts: Iterable[Piece]) -> str:
     Both nest: braces are around the brackets if all text in the brackets differs, otherwise inside. The span that
     reached ``max_risk`` has ``!`` after its level; if it has no visible text, a sign stands for it.
     """
+
+    def in_braces(piece: Piece) -> str:
+        before, core, after = split_whitespace(safe(piece.text))
+        return f"{before}{{{core}}}{after}" if piece.differs and core else before + core + after
+
     text = []
     for _, group in groupby(parts, key=lambda piece: (piece.number, piece.number is None and piece.reached)):
         run = list(group)
@@ -163,16 +216,10 @@ def marked(parts: Iterable[Piece]) -> str:
         reached = any(piece.reached for piece in shown or run)
         risk = f"{run[0].level}!" if reached else str(run[0].level or "")
         all_differ = bool(risk and shown) and all(piece.differs for piece in shown)
-        written = "".join(safe(piece.text) if all_differ else _in_braces(piece) for piece in run)
+        written = "".join(safe(piece.text) if all_differ else in_braces(piece) for piece in run)
         before, core, after = split_whitespace(written)
         core = core or (visible(written) if reached else "")
         if core and risk:
             core = f"{{[{core}|{risk}]}}" if all_differ else f"[{core}|{risk}]"
         text += [before, core, after]
     return "".join(text)
-
-
-def _in_braces(piece: Piece) -> str:
-    """The text of a piece, in braces if it differs."""
-    before, core, after = split_whitespace(safe(piece.text))
-    return f"{before}{{{core}}}{after}" if piece.differs and core else before + core + after

@@ -18,6 +18,7 @@ from importlib.resources import files
 from cocoa_engine.rendering import wording
 from cocoa_engine.rendering.highlights import (
     MOST_SHADED,
+    Answer,
     Piece,
     Range,
     RiskScale,
@@ -26,7 +27,6 @@ from cocoa_engine.rendering.highlights import (
     split_whitespace,
     visible,
 )
-from cocoa_engine.rendering.inputs import Answer
 from cocoa_engine.risk import Check, Unit
 from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import Span
@@ -92,7 +92,6 @@ def _text(text: str) -> str:
 
 
 def _answer(answer: Answer, differing: Sequence[Range], number: int) -> str:
-    """The verdict, the text, the claims to check, the sentences and the details of one answer."""
     # ids are derived from the answer, so that a saved notebook changes only if its answer does
     name = f"cocoa-{sha256(f'{number} {answer.model_dump_json()}'.encode()).hexdigest()[:10]}"
     scale = RiskScale.of(answer.spans)
@@ -110,10 +109,18 @@ def _answer(answer: Answer, differing: Sequence[Range], number: int) -> str:
     if len(sentences := answer.sentences) > 1:
         parts.append(_bars(sentences, scale))
     spans = (_span(span, scale.level(span.risk), f"{name}-{at}") for at, span in enumerate(answer.spans, 1))
+    signs = [f'{level} <span class="cocoa-level-{level}">{text}</span>' for level, text in enumerate(scale.ranges)]
+    if wording.any_reached([answer]):
+        signs.append(f'<span class="cocoa-reached">{wording.REACHED}</span>')
+    legend = "".join(f"<li>{sign}</li>" for sign in signs)
+    model = f" Model: {_text(answer.model_name)}." if answer.model_name else ""
     parts.append(
         "<details><summary>Details</summary>"
         "<p>Every span: hover over it, or focus it with Tab, to see its scores and what it competed with.</p>"
-        f'<div class="cocoa-text" dir="auto">{"".join(spans)}</div>{_about(answer, scale)}</details>'
+        f'<div class="cocoa-text" dir="auto">{"".join(spans)}</div>'
+        f'<div class="cocoa-about"><p>{escape(wording.describe_scale([answer], scale))}</p>'
+        + (f'<ul class="cocoa-legend">{legend}</ul>' if legend else "")
+        + f"<p>{_text(wording.summary(answer))}{model}</p></div></details>"
     )
     return "".join(parts)
 
@@ -149,7 +156,6 @@ def _sign(text: str) -> str:
 
 
 def _bars(sentences: Sequence[Unit], scale: RiskScale) -> str:
-    """A bar for each sentence, with its words on hover and focus."""
     rows = []
     for sentence in sentences:
         width = 0 if sentence.risk is None or not scale.absolute else round(100 * min(max(sentence.risk, 0.0), 1.0))
@@ -179,40 +185,23 @@ def _span(span: Span, level: int, name: str) -> str:
 
 
 def _card(span: Span, level: int) -> str:
-    rows = "".join(
+    figures = "".join(
         f'<div title="{escape(meaning)}"><dt>{escape(name)}</dt><dd>{value}</dd></div>'
         for name, value, meaning in wording.statistics(span)
     )
+    kind = "a text scored as given" if span.kind == "given" else "no other token competed"
+    if span.candidates:
+        kind = f"chosen from {wording.count(len(span.candidates), 'competing candidate')}"
     reached = f"; {wording.REACHED}" if span.reaches_max_risk else ""
-    return (
-        f'<p><bdi class="cocoa-quote">{escape(visible(span.text))}</bdi>: {wording.describe_kind(span)}; '
-        f"risk level {level} of 0 to 3{reached}</p>"
-        f'<dl class="cocoa-values">{rows}</dl>{_candidates(span)}'
-    )
-
-
-def _candidates(span: Span) -> str:
-    if not span.candidates:
-        return ""
     rows = []
     for kept, text, values in wording.candidate_rows(span):
         cells = "".join(f"<td>{value}</td>" for value in values)
         name = f'<th scope="row"><bdi class="cocoa-clip">{escape(text)}</bdi></th>'
         rows.append(f'<tr class="cocoa-kept">{name}{cells}</tr>' if kept else f"<tr>{name}{cells}</tr>")
     heads = "".join(f'<th scope="col">{name}</th>' for name in ("candidate", *wording.CANDIDATE_COLUMNS))
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-
-
-def _about(answer: Answer, scale: RiskScale) -> str:
-    """The legend, and a summary of the answer."""
-    parts = ['<div class="cocoa-about">', f"<p>{escape(wording.describe_scale([answer], scale))}</p>"]
-    signs = [
-        f'<li>{level} <span class="cocoa-level-{level}">{one}</span></li>' for level, one in enumerate(scale.ranges)
-    ]
-    if wording.any_reached([answer]):
-        signs.append(f'<li><span class="cocoa-reached">{wording.REACHED}</span></li>')
-    if signs:
-        parts.append(f'<ul class="cocoa-legend">{"".join(signs)}</ul>')
-    model = f" Model: {_text(answer.model_name)}." if answer.model_name else ""
-    parts.append(f"<p>{_text(wording.summary(answer))}{model}</p></div>")
-    return "".join(parts)
+    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""
+    return (
+        f'<p><bdi class="cocoa-quote">{escape(visible(span.text))}</bdi>: {kind}; '
+        f"risk level {level} of 0 to 3{reached}</p>"
+        f'<dl class="cocoa-values">{figures}</dl>{table}'
+    )

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 from cocoa_engine.equations import con_mlds_of, f_mlds_of
 from cocoa_engine.optional import need
-from cocoa_engine.rendering.highlights import RiskScale, visible
-from cocoa_engine.rendering.inputs import Answer, LayerDisagreement
+from cocoa_engine.rendering.highlights import Answer, RiskScale, visible
 from cocoa_engine.rendering.wording import METRIC_NAMES, REACHED
 from cocoa_engine.risk.fitted import Validation
-from cocoa_engine.spans import Span
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,21 +41,24 @@ def mlds_by_span(answer: Answer) -> Figure:
         panel.set_xlabel(METRIC_NAMES[name] + (" (colour: level of risk)" if is_risk else ""))
         panel.grid(axis="x", alpha=0.3)
         panel.set_axisbelow(True)
-    axes[0].set_yticks(range(len(spans)), [_span_label(span) for span in spans], parse_math=False)
+    labels = [_label(span.text) + (f" ({REACHED})" if span.reaches_max_risk else "") for span in spans]
+    axes[0].set_yticks(range(len(spans)), labels, parse_math=False)
     axes[0].set_ylim(max(len(spans), 1) - 0.5, -0.5)
     figure.suptitle(f"{answer.config.method}: disagreement along the text (bold edge: a risk point)", fontsize=10)
     return figure
 
 
-def layer_curve(curve: LayerDisagreement) -> Figure:
+def layer_curve(
+    text: str, consecutive: list[float], to_final: list[float], middle_layers: tuple[int, int], final_layer: str
+) -> Figure:
     """dis(j, j + 1) and dis(j, L) over the layers j. The middle window is shaded, with the MLDS in the legend."""
-    m, n = window = curve.middle_layers
-    num_layers = len(curve.to_final)
+    m, n = middle_layers
+    num_layers = len(to_final)
     figure = _figure(7, 4.2)
     axes = figure.subplots(2, 1, sharex=True)
     panels = (
-        (curve.to_final, f"dis(j, {num_layers})", f"fMLDS {f_mlds_of(curve.to_final, window):.3f}"),
-        (curve.consecutive, "dis(j, j + 1)", f"ConMLDS {con_mlds_of(curve.consecutive, window):.3f}"),
+        (to_final, f"dis(j, {num_layers})", f"fMLDS {f_mlds_of(to_final, middle_layers):.3f}"),
+        (consecutive, "dis(j, j + 1)", f"ConMLDS {con_mlds_of(consecutive, middle_layers):.3f}"),
     )
     for panel, (values, name, mlds) in zip(axes, panels, strict=True):
         panel.axvspan(m - 0.5, n + 0.5, color="#f2a03d", alpha=0.2, label=f"middle layers {m} to {n}: {mlds}")
@@ -66,8 +67,8 @@ def layer_curve(curve: LayerDisagreement) -> Figure:
         panel.set_ylim(bottom=0)
         panel.grid(alpha=0.3)
         panel.legend(fontsize=8)
-    axes[1].set_xlabel(f"layer j (0: embedding), L = {num_layers}, {curve.final_layer}")
-    figure.suptitle(f"Disagreement of the layers about “{_label(curve.text)}”", fontsize=10, parse_math=False)
+    axes[1].set_xlabel(f"layer j (0: embedding), L = {num_layers}, {final_layer}")
+    figure.suptitle(f"Disagreement of the layers about “{_label(text)}”", fontsize=10, parse_math=False)
     return figure
 
 
@@ -76,10 +77,9 @@ def reliability_curve(validation: Validation, unit: str) -> Figure:
     figure = _figure(4.6, 4.6)
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], ":", color="#555555", label="perfectly calibrated")
-    risks = [one.mean_risk for one in validation.reliability]
-    shares = [one.share_hallucinated for one in validation.reliability]
-    sizes = [one.items for one in validation.reliability]
-    least, most = min(sizes), max(sizes)
+    risks = [each.mean_risk for each in validation.reliability]
+    shares = [each.share_hallucinated for each in validation.reliability]
+    least, *_, most = sorted(2 * [each.items for each in validation.reliability])
     each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
     axes.plot(risks, shares, "o-", color="#2c5f9e", label=f"{each} {unit}s each")
     axes.axhline(
@@ -99,10 +99,6 @@ def reliability_curve(validation: Validation, unit: str) -> Figure:
         fontsize=9,
     )
     return figure
-
-
-def _span_label(span: Span) -> str:
-    return f"{_label(span.text)} ({REACHED})" if span.reaches_max_risk else _label(span.text)
 
 
 def _label(text: str) -> str:

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from cocoa_engine.rendering import wording
 from cocoa_engine.rendering.highlights import (
     MOST_SHADED,
+    Answer,
     Piece,
     Range,
     RiskScale,
@@ -28,7 +29,6 @@ from cocoa_engine.rendering.highlights import (
     pieces,
     split_whitespace,
 )
-from cocoa_engine.rendering.inputs import Answer
 from cocoa_engine.risk import Check
 from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import RAW, RiskSource, Span
@@ -43,18 +43,23 @@ NARROWEST_COLUMN = 28
 BAR = 10  # characters
 
 
-def answer_text(answer: Answer, *, marks: bool = False) -> Text:
-    """The answer, with its riskiest claims in the style of their level."""
-    return _answer(answer, marks)
+def answer_text(
+    answer: Answer, *, marks: bool = False, scale: RiskScale | None = None, differing: Sequence[Range] | None = None
+) -> Text:
+    """The answer, with its riskiest claims in the style of their level.
+
+    ``differing`` are the ranges in which it differs from others beside it.
+    """
+    scale = scale or RiskScale.of(answer.spans)
+    parts = pieces(answer, answer.check_these(MOST_SHADED), scale, differing or ())
+    return _drawn(parts, marks, compared=differing is not None)
 
 
 def spans_text(spans: Iterable[Span], *, scale: RiskScale | None = None, marks: bool = False) -> Text:
     """An answer that may still be decoded: its text, with the span that reached ``max_risk``.
 
-    Args:
-        spans: the spans so far.
-        scale: the scale of risk. Each span is in the style of its level; without a scale, spans are not shaded.
-        marks: write the levels into the text instead of colouring it.
+    Each span is in the style of its level on the scale; without a scale, spans are not shaded. ``marks`` writes the
+    levels into the text instead.
     """
     levels = scale or RiskScale(absolute=False)
     parts = [
@@ -72,24 +77,13 @@ def check_list(checks: Sequence[Check], source: RiskSource | None = None) -> Tex
     return Text("\n").join([Text(wording.CHECK_THESE, style="bold"), *map(Text, lines)])
 
 
-def sentence_list(answer: Answer) -> Text:
-    """The sentences, each with a bar and its risk."""
-    lines = []
-    for sentence in answer.sentences:
-        filled = 0 if sentence.risk is None else round(BAR * min(max(sentence.risk, 0.0), 1.0))
-        bar = "█" * filled + "░" * (BAR - filled)
-        lines.append(Text(f"{bar} {wording.risk_text(sentence):^4} {wording.one_line(sentence.text)}"))
-    return Text("\n").join(lines)
-
-
 def legend(*answers: Answer, marks: bool = False) -> Text:
     """The kind of scale of these answers, and the range of each level of risk."""
     scale = RiskScale.of(span for answer in answers for span in answer.spans)
     text = Text(wording.describe_scale(answers, scale), style="dim")
     levels = [_drawn([Piece(bounds, level, level)], marks) for level, bounds in enumerate(scale.ranges)]
-    if levels := [*levels, *_reached(answers, marks)]:
-        text = Text("\n").join([text, Text(" ").join(levels)])
-    return text
+    levels += _reached(answers, marks)
+    return Text("\n").join([text, Text(" ").join(levels)] if levels else [text])
 
 
 def _reached(answers: Iterable[Answer], marks: bool) -> list[Text]:
@@ -105,11 +99,10 @@ def risk_point_table(answer: Answer) -> Table:
     ``both``, and others that end the answer (``ends``). Spaces at the ends of a candidate are shown as ``␣``, line
     ends as ``\\n``, and a candidate that ends the answer without text as ``(end)``.
     """
-    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
-    table.add_column("#", justify="right", no_wrap=True)
-    table.add_column("candidates", overflow="fold", min_width=6)
-    for name in wording.CANDIDATE_COLUMNS:
-        table.add_column(name, justify="left" if name == "taken" else "right", no_wrap=True)
+    *names, taken = wording.CANDIDATE_COLUMNS
+    first, *numbers = (Column(name, justify="right", no_wrap=True) for name in ("#", *names))
+    columns = [first, Column("candidates", overflow="fold", min_width=6), *numbers, Column(taken, no_wrap=True)]
+    table = Table(*columns, box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     for number, span in enumerate((span for span in answer.spans if span.candidates), start=1):
         table.add_section()
         words = wording.words_before(answer.text, span.start)
@@ -129,27 +122,30 @@ class Comparison:
         scale = RiskScale.of(span for answer in answers for span in answer.spans)
         differing = differences([answer.text for answer in answers])
         self.answers = [
-            _answer(answer, marks, scale, ranges) for answer, ranges in zip(answers, differing, strict=True)
+            answer_text(answer, marks=marks, scale=scale, differing=ranges)
+            for answer, ranges in zip(answers, differing, strict=True)
         ]
-        self.rows = [
-            [Text(name, style="bold") for name in wording.answer_names(answers)],
-            [Text(wording.verdict(answer), style="bold") for answer in answers],
-            [Text() for _ in answers],
-            self.answers,
-            [Text() for _ in answers],
-            [check_list(answer.check_these(MOST_SHADED), answer.risk_source) for answer in answers],
+        self.parts = [
+            (
+                Text(name, style="bold"),
+                Text(wording.verdict(answer), style="bold"),
+                Text(),
+                text,
+                Text(),
+                check_list(answer.check_these(MOST_SHADED), answer.risk_source),
+            )
+            for answer, name, text in zip(answers, wording.answer_names(answers), self.answers, strict=True)
         ]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Called by rich."""
         if options.max_width < NARROWEST_COLUMN * len(self.answers):
-            for number, parts in enumerate(zip(*self.rows, strict=True)):
+            for number, parts in enumerate(self.parts):
                 yield Group(*([Text()] if number else []), *parts)
             return
         grid = Table.grid(padding=(0, 3, 0, 0), expand=True)
         for _ in self.answers:
             grid.add_column(ratio=1, overflow="fold")
-        for row in self.rows:
+        for row in zip(*self.parts, strict=True):
             grid.add_row(*row)
         yield grid
 
@@ -180,20 +176,14 @@ def report(answers: Sequence[Answer], *, table: bool = False, marks: bool = Fals
     for answer, name in zip(answers, wording.answer_names(answers), strict=True):
         parts += [Text(), *([Text(name, style="bold")] if others else [])]
         parts += [spans_text(answer.spans, scale=RiskScale.of(answer.spans), marks=marks), Text()]
-        parts.append(sentence_list(answer))
+        for sentence in answer.sentences:
+            filled = 0 if sentence.risk is None else round(BAR * min(max(sentence.risk, 0.0), 1.0))
+            bar = "█" * filled + "░" * (BAR - filled)
+            parts.append(Text(f"{bar} {wording.risk_text(sentence):^4} {wording.one_line(sentence.text)}"))
         if any(span.candidates for span in answer.spans):
             parts += [Text(), risk_point_table(answer)]
     costs = [Text(wording.describe_answer(answer), style="dim") for answer in answers]
     return Group(*parts, Text(), legend(*answers, marks=marks), *costs)
-
-
-def _answer(
-    answer: Answer, marks: bool, scale: RiskScale | None = None, differing: Sequence[Range] | None = None
-) -> Text:
-    """An answer with its riskiest claims; ``differing`` are the ranges in which it differs from others beside it."""
-    scale = scale or RiskScale.of(answer.spans)
-    parts = pieces(answer, answer.check_these(MOST_SHADED), scale, differing or ())
-    return _drawn(parts, marks, compared=differing is not None)
 
 
 def _drawn(parts: Sequence[Piece], marks: bool, *, compared: bool = False) -> Text:

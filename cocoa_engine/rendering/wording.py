@@ -7,8 +7,7 @@ from math import inf, isnan
 from typing import Any
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.rendering.highlights import RiskScale, visible
-from cocoa_engine.rendering.inputs import Answer
+from cocoa_engine.rendering.highlights import Answer, RiskScale, visible
 from cocoa_engine.risk import Check, Unit, tokens_of
 from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import RAW, Span
@@ -62,7 +61,6 @@ _STATISTICS = (
 
 
 def words_before(text: str, offset: int, length: int = 24) -> str:
-    """The last words before an offset, on one line."""
     words = safe(" ".join(text[:offset].split()))
     if len(words) <= length:
         return words
@@ -92,10 +90,10 @@ def describe_scale(answers: Sequence[Answer], scale: RiskScale) -> str:
 
 def describe_different_kinds(answers: Sequence[Answer]) -> str | None:
     """A warning for answers whose risks are of different kinds; `None` if they are of one kind."""
-    kinds = {answer.risk_source: SOURCES[answer.risk_source] for answer in answers if answer.risk_source is not None}
+    kinds = dict.fromkeys(SOURCES[answer.risk_source] for answer in answers if answer.risk_source is not None)
     if len(kinds) < 2:
         return None
-    return f"The risks of these answers are of different kinds, so do not compare them: {'; '.join(kinds.values())}."
+    return f"The risks of these answers are of different kinds, so do not compare them: {'; '.join(kinds)}."
 
 
 def describe_answer(answer: Answer) -> str:
@@ -107,29 +105,17 @@ def describe_answer(answer: Answer) -> str:
         count(usage.risk_points, "risk point"),
         count(usage.forward_passes, "forward pass", "forward passes"),
     )
-    reason = answer.finish_reason
+    reason, risk = answer.finish_reason, answer.answer_risk
     end = f", {FINISH_REASONS.get(reason, reason)}" if reason else ""
-    risk = answer.answer_risk
     whole = "" if risk is None else f" Risk of the answer as a whole: {risk:.3f}, calibrated."
     return f"{answer.config.method}: {', '.join(counts)}{end}.{whole}"
 
 
-def describe_risk(answer: Answer) -> str:
-    """The highest and the mean risk of an answer's spans, and whether they are calibrated."""
-    kind = "no spans" if answer.risk_source is None else SOURCES[answer.risk_source]
-    return f"highest risk {answer.max_risk:.3f}, mean {answer.mean_risk:.3f} ({kind})"
-
-
 def summary(answer: Answer) -> str:
-    """:func:`describe_answer` and :func:`describe_risk` on one line."""
-    return f"{describe_answer(answer).removesuffix('.')}; {describe_risk(answer)}."
-
-
-def describe_kind(span: Span) -> str:
-    """How a span was produced."""
-    if span.candidates:
-        return f"chosen from {count(len(span.candidates), 'competing candidate')}"
-    return "a text scored as given" if span.kind == "given" else "no other token competed"
+    """:func:`describe_answer`, and the highest and the mean risk of the spans and their kind, on one line."""
+    kind = "no spans" if answer.risk_source is None else SOURCES[answer.risk_source]
+    risks = f"highest risk {answer.max_risk:.3f}, mean {answer.mean_risk:.3f} ({kind})"
+    return f"{describe_answer(answer).removesuffix('.')}; {risks}."
 
 
 def any_reached(answers: Iterable[Answer]) -> bool:
@@ -183,18 +169,19 @@ CHECK_THESE = "Check these:"
 NOTHING = "No claim of this answer stands out."
 QUOTED = 40  # characters
 RISKY_LEVEL = 2
-"""A part is risky from this level on, and a little risky below: the model found other words likelier, or attended less
-to the source than at half of its own spans."""
+"""A part is risky from this level on, and a little risky below."""
 
 
 def verdict(answer: Answer) -> str:
     """Two or three short sentences: the risk of the answer as a whole, or where it may be wrong without it."""
     if answer.answer_risk is not None:
         risk = "wrong" if answer.answer_risk != answer.answer_risk else f"{100 * answer.answer_risk:.0f} % likely wrong"
-        on = "" if answer.calibrated_on is None else f"; calibrated on {_short(answer.calibrated_on)}"
+        data = (answer.calibrated_on or "").partition(" (")[0]  # without its source and licence
+        on = f"; calibrated on {data}" if data else ""
         outside = answer.answer_out_of_domain and on
         unlike = " This answer is unlike those, so the probability may be unreliable." if outside else ""
-        return " ".join([safe(f"Whole answer: {risk}{on}.{unlike}"), *([finding(answer)] if _is_raw(answer) else [])])
+        raw = f" {finding(answer)}" if answer.risk_source in RAW else ""
+        return safe(f"Whole answer: {risk}{on}.{unlike}") + raw
     if answer.risk_source == "calibrator" or answer.risk_source is None:
         return finding(answer)
     return f"{finding(answer)} {NOT_CALIBRATED}"
@@ -207,7 +194,7 @@ def finding(answer: Answer) -> str:
     if answer.risk_source == "calibrator":
         parts = f"The risk of a part is the {SOURCES['calibrator']} that it is wrong."
         return f"The risk of the answer as a whole was not measured. {parts}"
-    if _is_raw(answer):
+    if answer.risk_source in RAW:
         return f"The numbers say {SOURCES[answer.risk_source]}; they are not probabilities, so nothing is shaded."
     risky, little, nowhere = FINDINGS[answer.risk_source]
     listed = answer.check_these()
@@ -241,22 +228,11 @@ def _least_probable_word(answer: Answer) -> Unit | None:
     return found[0] if len(found) == 1 else None
 
 
-def _is_raw(answer: Answer) -> bool:
-    return answer.risk_source in RAW
-
-
-def _short(data: str) -> str:
-    """A description of data without its source and licence."""
-    return data.partition(" (")[0]
-
-
 def risk_text(unit: Unit) -> str:
-    """The risk of a sentence."""
     return "–" if unit.risk is None else f"{unit.risk:.2f}"
 
 
 def one_line(text: str) -> str:
-    """A text of the model on one line."""
     return safe(" ".join(text.split()))
 
 

@@ -22,12 +22,12 @@ from cocoa_engine.risk.features import (
     SOURCE_FEATURES,
     SPAN_FEATURES,
     AnswerStatistics,
-    SpanStatistics,
     answer_features,
     span_features,
 )
 from cocoa_engine.risk.fitted import FittedRisk, Part, Probe, threshold_of
 from cocoa_engine.safe_text import bounded
+from cocoa_engine.spans import Span
 
 
 class Settings(Part):
@@ -47,13 +47,12 @@ class Settings(Part):
     @classmethod
     def of(cls, config: CocoaConfig, num_layers: int) -> Settings:
         """The settings of a config, for a model with ``num_layers`` layers."""
-        values = config.model_dump(include={*cls.model_fields})
-        values["middle_layers"] = config.middle_layers or middle_layers(num_layers)
-        return cls(**values, branches=METHODS[config.method].branches)
+        values = config.model_dump(include={*cls.model_fields}, exclude={"middle_layers"})
+        layers = config.middle_layers or middle_layers(num_layers)
+        return cls(**values, middle_layers=layers, branches=METHODS[config.method].branches)
 
 
 AnswerT = TypeVar("AnswerT", bound=AnswerStatistics)
-
 
 EMBEDDED = Path(__file__).parent / "embedded.json"
 """The embedded model's calibrator. The file and docs/explanation/signal.md describe its data and validation."""
@@ -74,6 +73,9 @@ class CalibrationWarning(UserWarning):
 
 class RiskCalibrator(SettingsModel, Part):
     """The risk of a span, of an answer as a whole, or of both.
+
+    Its methods raise a :class:`~cocoa_engine.CalibrationError` if it lacks the risk of spans or of answers that they
+    need, or if a feature was not measured.
 
     Attributes:
         model_name: the model it was fitted for.
@@ -124,12 +126,7 @@ class RiskCalibrator(SettingsModel, Part):
 
     @classmethod
     def of(cls, given: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
-        """A calibrator as it is, or read from its file; `None` stays `None`.
-
-        Raises:
-            ConfigError: it is neither.
-            CalibrationError: the file cannot be read.
-        """
+        """A calibrator as it is, or read from its file (:meth:`load`); `None` stays `None`."""
         if given is None or isinstance(given, RiskCalibrator):
             return given
         if not isinstance(given, (str, Path)):
@@ -174,22 +171,15 @@ class RiskCalibrator(SettingsModel, Part):
         """This calibrator without its risk of answers; `None` if nothing is left."""
         return None if self.span is None else self.model_copy(update={"answer": None, "closed_book": None})
 
-    def risk(self, span: SpanStatistics) -> float:
-        """The risk of a span, in [0, 1]: the estimated probability that a part of it is hallucinated.
-
-        Raises:
-            CalibrationError: the calibrator has no risk of spans, or a feature that it needs was not measured.
-        """
-        return self._of_spans(self._features_of(span))
+    def risk(self, span: Span) -> float:
+        """The risk of a span, in [0, 1]: the estimated probability that a part of it is hallucinated."""
+        fitted, features = self._of_span(span)
+        return fitted(features)
 
     def answer_risk(self, generation: AnswerStatistics) -> float:
-        """The risk of an answer, in [0, 1]: the estimated probability that it is wrong as a whole.
-
-        Raises:
-            CalibrationError: the calibrator has no risk of answers, or a feature that it needs was not measured.
-        """
-        fitted = self.for_answer(generation)
-        return fitted(self._features_of_answer(generation, fitted))
+        """The risk of an answer, in [0, 1]: the estimated probability that it is wrong as a whole."""
+        fitted, features = self._of_answer(generation)
+        return fitted(features)
 
     def rated(self, generation: AnswerT) -> AnswerT:
         """The answer with ``answer_risk``, if the calibrator has a risk of answers, and with ``out_of_domain``."""
@@ -197,81 +187,48 @@ class RiskCalibrator(SettingsModel, Part):
             return generation
         update: dict[str, Any] = {"out_of_domain": generation.has_spans_out_of_domain}
         if self.answer is not None:
-            fitted = self.for_answer(generation)
-            features = self._features_of_answer(generation, fitted)
+            fitted, features = self._of_answer(generation)
             outside = fitted.is_out_of_domain(features)
-            update["out_of_domain"] |= outside
             update |= {
                 "answer_risk": fitted(features),
                 "answer_threshold": threshold_of(fitted),
                 "calibrated_on": fitted.data,
                 "answer_out_of_domain": outside,
+                "out_of_domain": generation.has_spans_out_of_domain or outside,
             }
         return generation.model_copy(update=update)
 
     def for_answer(self, generation: AnswerStatistics) -> FittedRisk:
-        """The fitted risk that applies to an answer, by whether its prompt holds a passage.
-
-        Raises:
-            CalibrationError: the calibrator has no risk of answers.
-        """
+        """The fitted risk that applies to an answer, by whether its prompt holds a passage."""
         if self.answer is None:
             raise CalibrationError("this calibrator was fitted on spans: it has no risk of an answer as a whole.")
-        if self.closed_book is not None and generation.closed_book:
-            return self.closed_book
-        return self.answer
+        return self.closed_book if self.closed_book is not None and generation.closed_book else self.answer
 
-    def is_out_of_domain(self, span: SpanStatistics) -> bool:
-        """Whether a span is unlike those that the calibrator was fitted on, so that its risk may be meaningless.
+    def is_out_of_domain(self, span: Span) -> bool:
+        """Whether a span is unlike those that the calibrator was fitted on, so that its risk may be meaningless."""
+        fitted, features = self._of_span(span)
+        return fitted.is_out_of_domain(features)
 
-        Raises:
-            CalibrationError: the calibrator has no risk of spans, or a feature that it needs was not measured.
-        """
-        return self._of_spans.is_out_of_domain(self._features_of(span))
-
-    def flags(self, span: SpanStatistics) -> bool:
-        """Whether a span's risk reaches the threshold.
-
-        Raises:
-            CalibrationError: no threshold was chosen, or the calibrator has no risk of spans.
-        """
-        return self._of_spans.flags(self._features_of(span))
+    def flags(self, span: Span) -> bool:
+        """Whether a span's risk reaches the threshold; a CalibrationError if none was chosen."""
+        fitted, features = self._of_span(span)
+        return fitted.flags(features)
 
     def flags_answer(self, generation: AnswerStatistics) -> bool:
         """Whether an answer's risk reaches the threshold; raises as :meth:`flags` does."""
-        fitted = self.for_answer(generation)
-        return fitted.flags(self._features_of_answer(generation, fitted))
+        fitted, features = self._of_answer(generation)
+        return fitted.flags(features)
 
-    def _features_of(self, span: SpanStatistics) -> list[float]:
-        values = dict(zip(SPAN_FEATURES, span_features(span), strict=True))
-        return [values[name] for name in self._of_spans.features]
-
-    def _features_of_answer(self, generation: AnswerStatistics, fitted: FittedRisk) -> list[float]:
-        values = dict(zip(ANSWER_FEATURES, answer_features(generation), strict=True))
-        return [values[name] for name in fitted.features]
-
-    @property
-    def _of_spans(self) -> FittedRisk:
+    def _of_span(self, span: Span) -> tuple[FittedRisk, list[float]]:
         if self.span is None:
             raise CalibrationError("this calibrator was fitted on whole answers: it has no risk of a span.")
-        return self.span
+        values = dict(zip(SPAN_FEATURES, span_features(span), strict=True))
+        return self.span, [values[name] for name in self.span.features]
 
-    def obstacle(self, model_name: str, dtype: str, shape: tuple[int, int, int]) -> str | None:
-        """Why the calibrator cannot be used with a model at all; `None` if it can.
-
-        Args:
-            model_name: the model's name.
-            dtype: the data type of its weights, such as ``"float32"``.
-            shape: its numbers of layers and of attention heads per layer, and the width of its hidden states.
-        """
-        num_layers, num_heads, hidden_size = shape
-        if any(layer >= num_layers or head >= num_heads for layer, head in self.heads or ()):
-            return (
-                f"it needs the attention of heads that {model_name} does not have: the model has {num_layers} layers "
-                f"of {num_heads} heads"
-            )
-        found = None if self.probe is None else self.probe.obstacle(model_name, dtype, num_layers, hidden_size)
-        return None if found is None else f"it has a probe, and {found}"
+    def _of_answer(self, generation: AnswerStatistics) -> tuple[FittedRisk, list[float]]:
+        fitted = self.for_answer(generation)
+        values = dict(zip(ANSWER_FEATURES, answer_features(generation), strict=True))
+        return fitted, [values[name] for name in fitted.features]
 
     def mismatches(self, model_name: str, config: CocoaConfig | None, num_layers: int) -> list[str]:
         """The differences between a model and its settings (`None`: unknown) and those of the fit, as messages."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from cocoa_engine.risk.sentences import list_marks, sentence_ranges
@@ -36,8 +35,7 @@ _SPACES = (" ", "\u00a0")
 _BETWEEN_IN_DATE = re.compile(r"[ \u00a0]|, ?|\. ")
 
 
-@dataclass(frozen=True)
-class ClaimRange:
+class ClaimRange(NamedTuple):
     """A claim: its offsets in the text, and what it is."""
 
     start: int
@@ -45,26 +43,41 @@ class ClaimRange:
     kind: ClaimKind
 
 
+class _Word(NamedTuple):
+    start: int
+    end: int
+    text: str
+    gap: str  # what stands between it and the word before it
+
+
 def claim_ranges(text: str, cuts: Iterable[int] = ()) -> list[ClaimRange]:
     """The claims of a text, in order, none of them overlapping. Punctuation and function words are in none alone."""
     marks = list_marks(text)
-    words = [
+    ranges = [
         word
-        for word in _words(text, cuts)
+        for word in word_ranges(text, cuts)
         if not any(mark.start <= word.start and word.end <= mark.end for mark in marks)
     ]
+    befores = [0, *(word.end for word in ranges[:-1])]
+    words = [_Word(*word, text[slice(*word)], text[at : word.start]) for at, word in zip(befores, ranges, strict=False)]
     functional = FunctionWords([word.text for word in words])
     starts = {sentence.start for sentence in sentence_ranges(text)} | {mark.end for mark in marks}
-    quotes = {quote.start: quote.end for quote in _quotations(text, words)}
+    quotes: dict[int, tuple[int, int]] = {}  # by the start of the first word: the end of the last one, their number
+    for match in _QUOTES.finditer(text):
+        start, end = match.span(match.lastindex or 0)
+        inside = [word for word in words if start <= word.start and word.end <= end]
+        if 0 < len(inside) <= MOST_QUOTED:
+            quotes[inside[0].start] = inside[-1].end, len(inside)
     claims: list[ClaimRange] = []
     number = 0
     while number < len(words):
         start = words[number].start
-        if (end := quotes.get(start)) is not None:
+        if start in quotes:
+            end, count = quotes[start]
             claims.append(ClaimRange(start, end, "quote"))
-            number += sum(start <= word.start < end for word in words[number:])
+            number += count
             continue
-        kind, following = _claim(text, words, number, functional, _begins(text, start, starts))
+        kind, following = _claim(words, number, functional, _begins(text, start, starts))
         if kind is not None:
             claims.append(ClaimRange(start, words[following - 1].end, kind))
         number = following
@@ -76,35 +89,17 @@ def content_words(text: str) -> list[Range]:
 
     A run of a script that is written without spaces is one word.
     """
-    words, claims = _words(text), claim_ranges(text)
-    functional = FunctionWords([word.text for word in words])
+    words, claims = word_ranges(text), claim_ranges(text)
+    functional = FunctionWords([text[start:end] for start, end in words])
     return [
-        Range(word.start, word.end)
+        word
         for word in words
         if any(
-            claim.start <= word.start < claim.end and (claim.kind == "quote" or word.text not in functional)
+            claim.start <= word.start < claim.end
+            and (claim.kind == "quote" or text[word.start : word.end] not in functional)
             for claim in claims
         )
     ]
-
-
-class _Word(NamedTuple):
-    start: int
-    end: int
-    text: str
-
-
-def _words(text: str, cuts: Iterable[int] = ()) -> list[_Word]:
-    return [_Word(start, end, text[start:end]) for start, end in word_ranges(text, cuts)]
-
-
-def _quotations(text: str, words: Sequence[_Word]) -> Iterator[Range]:
-    """The short quotations of a text, without their marks, from first to last word."""
-    for match in _QUOTES.finditer(text):
-        start, end = match.span(match.lastindex or 0)
-        inside = [word for word in words if start <= word.start and word.end <= end]
-        if 0 < len(inside) <= MOST_QUOTED:
-            yield Range(inside[0].start, inside[-1].end)
 
 
 def _begins(text: str, start: int, starts: set[int]) -> bool:
@@ -114,39 +109,32 @@ def _begins(text: str, start: int, starts: set[int]) -> bool:
     return start in starts
 
 
-def _claim(
-    text: str, words: Sequence[_Word], first: int, functional: FunctionWords, begins: bool
-) -> tuple[ClaimKind | None, int]:
+def _claim(words: Sequence[_Word], first: int, functional: FunctionWords, begins: bool) -> tuple[ClaimKind | None, int]:
     """What claim begins at a word, if one does, and the number of the word after it."""
     word = words[first].text
-    if (end := _date_end(text, words, first)) > first:
+    if (end := _date_end(words, first)) > first:
         return "date", end
     end = first + 1
     if any(unicodedata.category(character) in ("Nd", "No", "Nl") for character in word):
-        while end < len(words) and _between(text, words, end) in ("", *_SPACES) and words[end].text.lower() in _SCALES:
+        while end < len(words) and words[end].gap in ("", *_SPACES) and words[end].text.lower() in _SCALES:
             end += 1
         return "number", end
     if word in functional or (begins and word.lower() in functional):
         return None, end
     if not word[0].isupper():
         return "number" if word.lower() in _NUMBERS else "word", end
-    end = _name_end(text, words, first, functional)
+    end = _name_end(words, first, functional)
     return "word" if begins and end == first + 1 and not word[1:].isupper() else "name", end
 
 
-def _between(text: str, words: Sequence[_Word], number: int) -> str:
-    """What stands between a word and the word before it."""
-    return text[words[number - 1].end : words[number].start]
-
-
-def _date_end(text: str, words: Sequence[_Word], first: int) -> int:
+def _date_end(words: Sequence[_Word], first: int) -> int:
     """The number of the word after a date that begins at a word; the word's own number if none begins there."""
     if _DATE.fullmatch(words[first].text):
         return first + 1
     end, months, numbers = first, 0, 0
     while end < min(len(words), first + 4):
         part = words[end].text
-        if end > first and not _BETWEEN_IN_DATE.fullmatch(_between(text, words, end)):
+        if end > first and not _BETWEEN_IN_DATE.fullmatch(words[end].gap):
             break
         if part.lower() in _MONTHS and part[0].isupper() and not months:
             months += 1
@@ -160,16 +148,16 @@ def _date_end(text: str, words: Sequence[_Word], first: int) -> int:
     return end if months and numbers else first
 
 
-def _name_end(text: str, words: Sequence[_Word], first: int, functional: FunctionWords) -> int:
+def _name_end(words: Sequence[_Word], first: int, functional: FunctionWords) -> int:
     """The number of the word after a name: capitals in a row, with ``of`` and the like only between them."""
     end = first + 1
     while end < len(words):
         reach = end
-        while reach < min(len(words), end + 2) and _joins_name(text, words, reach):
+        while reach < min(len(words), end + 2) and _joins_name(words, reach):
             if words[reach].text.lower() not in _IN_NAMES or words[reach].text[0].isupper():
                 break
             reach += 1
-        if reach >= len(words) or not _joins_name(text, words, reach):
+        if reach >= len(words) or not _joins_name(words, reach):
             break
         word = words[reach].text
         if not word[0].isupper() or (word in functional and reach == end):
@@ -178,8 +166,8 @@ def _name_end(text: str, words: Sequence[_Word], first: int, functional: Functio
     return end
 
 
-def _joins_name(text: str, words: Sequence[_Word], number: int) -> bool:
+def _joins_name(words: Sequence[_Word], number: int) -> bool:
     """Whether a word may belong to the name before it: after a space, ``&``, or an initial's or a title's full stop."""
-    between, before = _between(text, words, number), words[number - 1].text
+    gap, before = words[number].gap, words[number - 1].text
     is_initial = len(before) == 1 or before in ("Mr", "Mrs", "Ms", "Dr", "St", "Prof", "Jr", "Sr")
-    return between in (*_SPACES, " & ") or (between in (". ", ".") and is_initial)
+    return gap in (*_SPACES, " & ") or (gap in (". ", ".") and is_initial)

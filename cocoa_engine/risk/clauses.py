@@ -65,8 +65,7 @@ class Clause(NamedTuple):
     """A sentence, a part of one that ends in a semicolon, a cell of a table, or a fenced block of code.
 
     Attributes:
-        start: offset of its first character.
-        end: offset after its last one.
+        start, end: offset of its first character, and after its last one.
         place: where a reference stands: before the punctuation at its end, or behind that of an abbreviation.
         is_code: whether it is a block of code, in which no reference can stand.
     """
@@ -79,8 +78,7 @@ class Clause(NamedTuple):
 
 def clauses(text: str) -> list[Clause]:
     """The clauses of a text, in order. None ends inside code, a quotation, brackets or a link."""
-    code = [Range(start, end) for start, end, is_code in blocks(text) if is_code]
-    plain = _without(text, code)
+    code, plain = _without_code(text)
     whole = [Range(*one.span()) for one in _WHOLE.finditer(plain)]
     rows = [Range(*one.span()) for one in _ROW.finditer(plain)]
     rows += [Range(*one.span()) for table in _TABLE.finditer(plain) for one in _LINE.finditer(plain, *table.span())]
@@ -98,19 +96,19 @@ def clauses(text: str) -> list[Clause]:
 
 def _cuts(text: str) -> tuple[set[int], set[int], set[int]]:
     """Where sentences and their parts before semicolons end, the edges of pipes, and the ends of entities."""
-    semicolons = list(_SEMICOLON.finditer(text))
-    ends = {sentence.end for sentence in sentence_ranges(text)} | {
-        semicolon.end() for semicolon in semicolons if not semicolon[1]
-    }
-    entities = {semicolon.end() for semicolon in semicolons if semicolon[1]}
+    semicolons = {match.end(): bool(match["entity"]) for match in _SEMICOLON.finditer(text)}
+    entities = {end for end, is_entity in semicolons.items() if is_entity}
+    ends = {sentence.end for sentence in sentence_ranges(text)} | semicolons.keys() - entities
     return ends, {at for pipe in _PIPE.finditer(text) for at in pipe.span()}, entities
 
 
-def _without(text: str, code: list[Range]) -> str:
-    """The text with empty lines in place of blocks of code: what these contain begins no quotation and no formula."""
+def _without_code(text: str) -> tuple[list[Range], str]:
+    """The blocks of code, and the text with empty lines in their place: what these contain begins no quotation and no
+    formula."""
+    code = [Range(start, end) for start, end, is_code in blocks(text) if is_code]
     for start, end in code:
         text = text[:start] + "\n" * (end - start) + text[end:]
-    return text
+    return code, text
 
 
 def _is_inside(offset: int, ranges: list[Range]) -> bool:
@@ -138,8 +136,7 @@ class Stretch(NamedTuple):
     """A part of a text that is marked.
 
     Attributes:
-        start: offset of its first character.
-        end: offset after its last one.
+        start, end: offset of its first character, and after its last one.
         numbers: the numbers of the given ranges that it has characters of.
         is_code: whether it is what a mark would break: code, a formula, a tag, the address of a link.
     """
@@ -164,13 +161,12 @@ def marked_stretches(text: str, ranges: Sequence[tuple[int, int]], *, with_code:
     """
     words = word_ranges(text, (at for one in ranges for at in one))
     words = every = [word for word in words if any(map(str.isalnum, text[word.start : word.end]))]
-    code = [Range(start, end) for start, end, is_code in blocks(text) if is_code]
-    matches = list(_INLINE.finditer(_without(text, code)))
+    code, plain = _without_code(text)
+    matches = list(_INLINE.finditer(plain))
     inline = [Range(*match.span()) for match in matches if match["label"] is None]
     tags = [Range(*match.span()) for match in matches if match["tag"] or match["address"] or match["display"]]
-    for one in matches:
-        if one["label"] is not None:  # a mark may stand inside of the label of a link
-            tags += [Range(one.start(), one.start("label")), Range(one.end("label"), one.end())]
+    for one in (one for one in matches if one["label"] is not None):  # a mark may stand inside of the label of a link
+        tags += [Range(one.start(), one.start("label")), Range(one.end("label"), one.end())]
     words = [word for word in words if not any(tag.start <= word.start < tag.end for tag in tags)]
     ends = [word.end for word in words]
     marks = list_marks(text)
@@ -209,13 +205,9 @@ def marked_stretches(text: str, ranges: Sequence[tuple[int, int]], *, with_code:
             start = min([start, *(word[0] for word in edges)])
             end = max([end, *(word[1] for word in edges)])
             _add(rest, Stretch(start, end, [number], is_code=True))
-    rest = [one for one in rest if any(map(_says_something, text[one.start : one.end]))]
-    return sorted([*found, *rest])
-
-
-def _says_something(char: str) -> bool:
-    """Whether a character is a letter, a digit, or a sign such as an arrow or a tick, and no punctuation."""
-    return char.isalnum() or (not char.isascii() and unicodedata.category(char)[0] == "S")
+    # a letter, a digit, or a sign such as an arrow or a tick, and no punctuation
+    said = {char for char in text if char.isalnum() or (not char.isascii() and unicodedata.category(char)[0] == "S")}
+    return sorted([*found, *(one for one in rest if not said.isdisjoint(text[one.start : one.end]))])
 
 
 def _add(found: list[Stretch], new: Stretch) -> None:
@@ -236,8 +228,7 @@ def open_block(text: str) -> str:
     """The line that opens the block of code or the formula in which a text ends; empty if it ends in none."""
     if fence := open_fence(text):
         return fence
-    code = [Range(start, end) for start, end, is_code in blocks(text) if is_code]
-    *_, last = [None, *_INLINE.finditer(_without(text, code))]
+    *_, last = [None, *_INLINE.finditer(_without_code(text)[1])]
     if last is None or not last["display"] or last["closed"] or last.end() < len(text):
         return ""
     opening = last["dollars"] or last["end_dollars"] or last["bracket"] or f"\\begin{{{last['name']}}}"

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from typing_extensions import Self
 
-from cocoa_engine.spans import Candidate, Preceding, Usage
+from cocoa_engine.spans import Span, Usage
 
 Level = Literal["span", "answer"]
 """Whether a risk is that of a span or of a whole answer."""
@@ -26,16 +26,8 @@ POSITION_CAP = 32
 answers that it was fitted on, and would not transfer to longer ones."""
 
 _SHARED = (
-    "con_mlds",
-    "f_mlds",
-    "mean_log_prob",
-    "min_log_prob",
-    "mean_entropy",
-    "mean_margin",
-    "copied",
-    "copied_run",
-    "mean_rank",
-    "log_tokens",
+    *("con_mlds", "f_mlds", "mean_log_prob", "min_log_prob", "mean_entropy", "mean_margin"),
+    *("copied", "copied_run", "mean_rank", "log_tokens"),
 )
 
 SOURCE_FEATURES = ("source_attention", "lowest_source_attention")
@@ -47,14 +39,7 @@ PROBE_FEATURE = "probe"
 LATER_FEATURES = ("log_prompt_tokens",)
 """The features that calibrators of this schema version may lack, because they were fitted before these were added."""
 
-ANSWER_FEATURES = (
-    *_SHARED,
-    "contested",
-    "log_contested",
-    "log_prompt_tokens",
-    "source_attention",
-    "lowest_source_attention",
-)
+ANSWER_FEATURES = (*_SHARED, "contested", "log_contested", "log_prompt_tokens", *SOURCE_FEATURES)
 """The features of an answer, in this order. Logarithms are natural, entropies and margins in nats.
 
 - Both MLDS: means over the spans, weighted by their tokens.
@@ -68,20 +53,9 @@ ANSWER_FEATURES = (
 
 SPAN_FEATURES = (
     *_SHARED,
-    "entropy",
-    "max_entropy",
-    "margin",
-    "min_margin",
-    "max_rank",
-    "candidates",
-    "candidate_spread",
-    "log_position",
-    "before_log_prob",
-    "before_entropy",
-    "before_copied",
-    "before_copied_run",
-    "source_attention",
-    "probe",
+    *("entropy", "max_entropy", "margin", "min_margin", "max_rank", "candidates", "candidate_spread"),
+    *("log_position", "before_log_prob", "before_entropy", "before_copied", "before_copied_run"),
+    *("source_attention", PROBE_FEATURE),
 )
 """The features of a span, in this order.
 
@@ -94,48 +68,11 @@ SPAN_FEATURES = (
 - The score of the calibrator's probe (``Span.probe``), for a calibrator that has one."""
 
 
-class SpanStatistics(Protocol):
-    """The statistics of a span, decided or reported."""
-
-    @property
-    def con_mlds(self) -> float: ...
-
-    @property
-    def f_mlds(self) -> float: ...
-
-    @property
-    def token_ids(self) -> list[int]: ...
-
-    @property
-    def token_log_probs(self) -> list[float]: ...
-
-    @property
-    def token_entropies(self) -> list[float]: ...
-
-    @property
-    def token_margins(self) -> list[float]: ...
-
-    @property
-    def token_copied(self) -> list[int]: ...
-
-    @property
-    def preceding(self) -> Preceding: ...
-
-    @property
-    def candidates(self) -> list[Candidate]: ...
-
-    @property
-    def token_source_attention(self) -> list[float]: ...
-
-    @property
-    def probe(self) -> float | None: ...
-
-
 class AnswerStatistics(Protocol):
-    """The statistics of an answer: a :class:`~cocoa_engine.Generation`, which is of a layer above."""
+    """A :class:`~cocoa_engine.Generation`, which is of a layer above."""
 
     @property
-    def spans(self) -> Sequence[SpanStatistics]: ...
+    def spans(self) -> Sequence[Span]: ...
 
     @property
     def token_ids(self) -> list[int]: ...
@@ -152,19 +89,27 @@ class AnswerStatistics(Protocol):
     def model_copy(self, *, update: dict[str, Any]) -> Self: ...
 
 
-def span_features(span: SpanStatistics) -> list[float]:
+def span_features(span: Span) -> list[float]:
     """The features of a span, in the order of :data:`SPAN_FEATURES`. NaN stands for what was not measured."""
-    mean, _ = source_features(span.token_source_attention)
+    entropies, margins, before = span.token_entropies, span.token_margins, span.preceding
+    first = [candidate.token_log_probs[0] for candidate in span.candidates]
     return [
         span.con_mlds,
         span.f_mlds,
-        *token_features(
-            span.token_ids, span.token_log_probs, span.token_entropies, span.token_margins, span.token_copied
-        ),
-        *extreme_token_features(span.token_ids, span.token_entropies, span.token_margins),
-        *candidate_features(span.candidates),
-        *preceding_features(span.preceding),
-        mean,
+        *_token_features(span.token_ids, span.token_log_probs, entropies, margins, span.token_copied),
+        entropies[0],
+        max(entropies),
+        min(margins[0], MARGIN_CAP),
+        min(*margins, MARGIN_CAP),
+        math.log1p(max(span.token_ids)),
+        float(max(1, len(first))),  # a span that is no risk point counts as one candidate without spread
+        max(first) - min(first) if first else 0.0,
+        math.log1p(min(before.tokens, POSITION_CAP)),
+        before.log_prob,
+        before.entropy,
+        before.copied,
+        before.copied_run,
+        source_features(span.token_source_attention)[0],
         math.nan if span.probe is None else span.probe,
     ]
 
@@ -173,24 +118,23 @@ def answer_features(generation: AnswerStatistics) -> list[float]:
     """The features of an answer, in the order of :data:`ANSWER_FEATURES`. NaN stands for what was not measured."""
     spans = generation.spans
     tokens = sum(len(span.token_ids) for span in spans)
-    margins = list(chain.from_iterable(span.token_margins for span in spans))
+    log_probs, entropies, margins, copied, attention = (
+        list(chain.from_iterable(getattr(span, f"token_{name}") for span in spans))
+        for name in ("log_probs", "entropies", "margins", "copied", "source_attention")
+    )
+    contested = sum(margin <= CONTESTED for margin in margins)
     return [
         sum(span.con_mlds * len(span.token_ids) for span in spans) / tokens,
         sum(span.f_mlds * len(span.token_ids) for span in spans) / tokens,
-        *token_features(
-            generation.token_ids,
-            list(chain.from_iterable(span.token_log_probs for span in spans)),
-            list(chain.from_iterable(span.token_entropies for span in spans)),
-            margins,
-            list(chain.from_iterable(span.token_copied for span in spans)),
-        ),
-        *contested_features(margins),
+        *_token_features(generation.token_ids, log_probs, entropies, margins, copied),
+        contested / len(margins),
+        math.log1p(contested),
         math.log1p(generation.usage.prompt_tokens),
-        *source_features(list(chain.from_iterable(span.token_source_attention for span in spans))),
+        *source_features(attention),
     ]
 
 
-def token_features(
+def _token_features(
     token_ids: Sequence[int],
     log_probs: Sequence[float],
     entropies: Sequence[float],
@@ -211,45 +155,9 @@ def token_features(
     ]
 
 
-def contested_features(margins: Sequence[float]) -> list[float]:
-    """The features of an answer's contested tokens."""
-    count = sum(margin <= CONTESTED for margin in margins)
-    return [count / len(margins), math.log1p(count)]
-
-
-def extreme_token_features(
-    token_ids: Sequence[int], entropies: Sequence[float], margins: Sequence[float]
-) -> list[float]:
-    """The features of single tokens of a span: the first one and the extremes."""
-    return [
-        entropies[0],
-        max(entropies),
-        min(margins[0], MARGIN_CAP),
-        min(*margins, MARGIN_CAP),
-        math.log1p(max(token_ids)),
-    ]
-
-
-def candidate_features(candidates: Sequence[Candidate]) -> list[float]:
-    """The features of the candidates of a risk point. Other spans count as one candidate without spread."""
-    first = [candidate.token_log_probs[0] for candidate in candidates]
-    return [float(max(1, len(candidates))), max(first) - min(first) if first else 0.0]
-
-
 def source_features(attention: Sequence[float]) -> list[float]:
     """The mean source attention of t tokens, ``[t]``, and the mean of the lowest fifth of them; NaN without any."""
     if not attention:
         return [math.nan, math.nan]
     lowest = sorted(attention)[: -(-len(attention) // 5)]
     return [sum(attention) / len(attention), sum(lowest) / len(lowest)]
-
-
-def preceding_features(before: Preceding) -> list[float]:
-    """The features of the tokens before a span."""
-    return [
-        math.log1p(min(before.tokens, POSITION_CAP)),
-        before.log_prob,
-        before.entropy,
-        before.copied,
-        before.copied_run,
-    ]

@@ -24,7 +24,7 @@ class Part(BaseModel):
 
 
 def _decoded(value: Any) -> Any:
-    """The numbers of a text; another value as it is."""
+    """The numbers of base64 text; another value as it is."""
     if not isinstance(value, str):
         return value
     try:
@@ -68,31 +68,14 @@ class Probe(Part):
     layer: int = Field(ge=0)
     model_name: str
     dtype: str
-    weights: Floats32
+    weights: Floats32 = Field(min_length=1)
     intercept: float
 
     @model_validator(mode="after")
     def _finite(self) -> Probe:
-        if not self.weights:
-            raise ValueError("the probe has no weights")
-        if max(map(abs, (*self.weights, self.intercept))) > MOST:
-            raise ValueError(f"a weight of the probe is above {MOST:g}: the risk would not be finite")
+        if max(map(abs, (*self.weights, self.intercept))) > STEEPEST:
+            raise ValueError(f"a weight of the probe is above {STEEPEST:g}: the risk would not be finite")
         return self
-
-    def obstacle(self, model_name: str, dtype: str, num_layers: int, hidden_size: int) -> str | None:
-        """Why the probe cannot be used with a model; `None` if it can."""
-        if (model_name, dtype) != (self.model_name, self.dtype):
-            return f"it was fitted on the states of {self.model_name} in {self.dtype}, not of {model_name} in {dtype}"
-        if self.layer > num_layers or len(self.weights) != hidden_size:
-            return (
-                f"it reads {len(self.weights)} numbers after layer {self.layer}; {model_name} has {num_layers} layers "
-                f"of {hidden_size} numbers"
-            )
-        return None
-
-
-MOST = 1e6
-"""The largest weight of a probe."""
 
 
 SHARE_INSIDE = 0.99
@@ -122,16 +105,11 @@ class Domain(Part):
             raise ValueError("domain: the precision needs one row and one column for each feature")
         return self
 
-    def distance(self, scaled: Sequence[float]) -> float:
-        """The squared distance of scaled features ``[k]``; infinite if it cannot be computed."""
+    def is_outside(self, scaled: Sequence[float]) -> bool:
+        """Whether scaled features ``[k]`` are outside the domain, or so far that the distance cannot be computed."""
         apart = [value - middle for value, middle in zip(scaled, self.centre, strict=True)]
         products = (difference * other for difference in apart for other in apart)
-        distance = sum(map(operator.mul, self.precision, products)) / len(apart)
-        return distance if math.isfinite(distance) else math.inf
-
-    def is_outside(self, scaled: Sequence[float]) -> bool:
-        """Whether scaled features ``[k]`` are outside the domain."""
-        return self.distance(scaled) > self.cutoff
+        return not sum(map(operator.mul, self.precision, products)) / len(apart) <= self.cutoff
 
 
 class Estimate(Part):
@@ -143,7 +121,7 @@ class Estimate(Part):
 
 
 class Baseline(Part):
-    """A baseline that needs no fit: its AUROC, and the calibrated risk's AUROC minus the baseline's."""
+    """A baseline that needs no fit: its AUROC, and the calibrated risk's AUROC minus that."""
 
     auroc: Estimate
     difference: Estimate
@@ -196,7 +174,7 @@ LARGEST = 1e6
 """Features are cut to this absolute value. Those that are measured are far below it, unless they are infinite."""
 
 STEEPEST = 1e6
-"""The largest intercept, and the largest weight of an unscaled feature. Those that are fitted are far below it."""
+"""The largest intercept, weight of an unscaled feature, and weight of a probe. Those that are fitted are far below."""
 
 
 class Isotonic(Part):
@@ -216,7 +194,7 @@ class Isotonic(Part):
 
     def __call__(self, value: float) -> float:
         after = bisect_right(self.x, value)
-        if after == 0 or after == len(self.x):
+        if after in (0, len(self.x)):
             return self.y[0 if after == 0 else -1]
         x0, x1, y0, y1 = self.x[after - 1], self.x[after], self.y[after - 1], self.y[after]
         return min(max(y0 + (y1 - y0) * (value - x0) / (x1 - x0), y0), y1)
@@ -238,14 +216,11 @@ class FittedRisk(Part):
 
     risk = g(1 / (1 + e^-z)), with z = b + sum_k w_k (x_k - mean_k) / scale_k, and g the isotonic map or the identity.
 
-    Attributes:
-        data: a description of the data it was fitted on.
-        domain: which features are like those that it was fitted on.
-        validation: how well it does on prompts that it was not fitted on.
-        threshold: the risk from which items are flagged, if one was chosen.
+    Its validation is on prompts that it was not fitted on. Its threshold is the risk from which items are flagged, if
+    one was chosen.
     """
 
-    data: str
+    data: str = Field(description="A description of the data it was fitted on.")
     features: list[str]
     means: list[float]
     scales: list[float]
@@ -278,8 +253,9 @@ class FittedRisk(Part):
 
     def __call__(self, features: Sequence[float]) -> float:
         """The risk of an item with these features, in the order of :attr:`features`."""
-        weighted = zip(self.weights, self._scaled(features), strict=True)
-        risk = logistic(self.intercept + sum(weight * value for weight, value in weighted))
+        z = self.intercept + sum(map(operator.mul, self.weights, self._scaled(features)))
+        power = math.exp(-abs(z))  # does not overflow
+        risk = (1 if z >= 0 else power) / (1 + power)
         return self.isotonic(risk) if self.isotonic else risk
 
     def is_out_of_domain(self, features: Sequence[float]) -> bool:
@@ -288,20 +264,15 @@ class FittedRisk(Part):
 
     def _scaled(self, features: Sequence[float]) -> list[float]:
         """(x_k - mean_k) / scale_k of each feature, with x_k cut to :data:`LARGEST`."""
-        known = zip(self.features, features, self.means, self.scales, strict=True)
         scaled = []
-        for name, value, mean, scale in known:
+        for name, value, mean, scale in zip(self.features, features, self.means, self.scales, strict=True):
             if math.isnan(value):
                 raise CalibrationError(_MISSING.get(name, f"the feature {name} is not a number (NaN)."))
             scaled.append((min(max(value, -LARGEST), LARGEST) - mean) / scale)
         return scaled
 
     def flags(self, features: Sequence[float]) -> bool:
-        """Whether the risk reaches the threshold, or is no number (NaN).
-
-        Raises:
-            CalibrationError: no threshold was chosen.
-        """
+        """Whether the risk reaches the threshold; a CalibrationError if none was chosen."""
         if self.threshold is None:
             raise CalibrationError("this calibrator has no threshold; choose one when you fit it.")
         return not self(features) < self.threshold.value
@@ -321,11 +292,3 @@ _MISSING = {
     PROBE_FEATURE: "the span has no value of the probe: measure it with an engine that has this calibrator.",
 }
 """Messages for features that may be missing."""
-
-
-def logistic(z: float) -> float:
-    """1 / (1 + e^-z), without overflow."""
-    if z >= 0:
-        return 1 / (1 + math.exp(-z))
-    power = math.exp(z)
-    return power / (1 + power)

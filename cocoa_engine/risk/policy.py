@@ -16,13 +16,11 @@ from cocoa_engine.execution.session import Session
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, are_spread, heads_of_model, source_heads
 from cocoa_engine.model.language_model import dtype_name
 from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, embedded_calibrator
-from cocoa_engine.risk.features import SpanStatistics
 from cocoa_engine.risk.fitted import threshold_of
-from cocoa_engine.spans import RiskSource
+from cocoa_engine.spans import RiskSource, Span
 
 TOKEN_THRESHOLD = 0.9
 """The risk from which a span is flagged by its least probable token: a token of probability 0.1 or less."""
-
 
 RANK_THRESHOLD = 0.95
 """The risk from which a span is flagged by its source attention: it is among the twentieth of the model's spans that
@@ -32,16 +30,11 @@ THRESHOLDS: dict[RiskSource, float] = {"source_attention": RANK_THRESHOLD, "toke
 
 
 class RiskOfSpan(NamedTuple):
-    """The risk of one span: its value (`None` if it was not measured), its source, and the source's threshold."""
+    """The risk of one span: its value (`None` if it was not measured), its source, whether it reaches the threshold."""
 
     value: float | None
     source: RiskSource
-    threshold: float | None
-
-    @property
-    def flagged(self) -> bool:
-        """Whether the risk reaches the threshold."""
-        return reaches(self.value, self.threshold)
+    flagged: bool
 
 
 @dataclass(frozen=True)
@@ -53,8 +46,7 @@ class RiskMeasure:
         calibrator: the calibrator of the call, which may estimate the risk of spans, of answers, or of both.
         heads: the model's retrieval heads, whose reference distribution ranks source attention.
         otherwise: what the risk of a span is computed from if ``source`` was not measured for it; `None`: it has none.
-        spread: whether the source attention is that of heads that were not searched for. See
-            :func:`~cocoa_engine.methods.retrieval_heads.spread_heads_of`.
+        spread: whether the source attention is that of heads that were not searched for.
     """
 
     source: RiskSource
@@ -63,14 +55,14 @@ class RiskMeasure:
     otherwise: RiskSource | None = None
     spread: bool = False
 
-    def __call__(self, span: SpanStatistics) -> RiskOfSpan:
+    def __call__(self, span: Span) -> RiskOfSpan:
         """The risk of a span."""
         source, value = self.source, self._value(self.source, span)
         if value is None and self.otherwise is not None:
             source, value = self.otherwise, self._value(self.otherwise, span)
-        return RiskOfSpan(value, source, self.threshold_of(source))
+        return RiskOfSpan(value, source, reaches(value, self.threshold_of(source)))
 
-    def is_out_of_domain(self, span: SpanStatistics) -> bool:
+    def is_out_of_domain(self, span: Span) -> bool:
         """Whether a span's risk is the calibrator's, and the span is unlike those that it was fitted on."""
         return self.source == "calibrator" and cast(RiskCalibrator, self.calibrator).is_out_of_domain(span)
 
@@ -80,12 +72,12 @@ class RiskMeasure:
             return threshold_of(self.calibrator.span)
         return None if source is None else THRESHOLDS.get(source)
 
-    def _value(self, source: RiskSource, span: SpanStatistics) -> float | None:
+    def _value(self, source: RiskSource, span: Span) -> float | None:
         if source == "calibrator":
             return cast(RiskCalibrator, self.calibrator).risk(span)
         if source == "source_attention":
-            values = span.token_source_attention
-            return cast(RetrievalHeads, self.heads).rank(sum(values) / len(values)) if values else None
+            attention = span.source_attention
+            return None if attention is None else cast(RetrievalHeads, self.heads).rank(attention)
         if source == "token_probability":
             return token_risk(span.token_log_probs)
         return span.f_mlds if source == "f_mlds" else span.con_mlds
@@ -139,14 +131,10 @@ UNLIKE = (
     "an answer is unlike those that the calibrator was fitted on (out_of_domain). Its risks may be meaningless. Fit a "
     "calibrator on answers like yours (cocoa calibrate), or use none (calibrator=None, or --calibrator none)."
 )
-"""The warning of answers outside the calibrator's domain."""
 
 
 class RiskPolicy:
     """Computes the risks of an engine's calls, with its calibrator where that applies.
-
-    Attributes:
-        calibrator: the calibrator, if there is one.
 
     Raises:
         CalibrationError: the calibrator's file cannot be read, or it cannot be used with this model.
@@ -156,7 +144,16 @@ class RiskPolicy:
         self._session = session
         self._automatic = calibrator == "auto"
         self._warned: set[str] = set()
-        self.calibrator = self._embedded() if self._automatic else self._usable(calibrator)
+        self.calibrator = embedded_calibrator() if self._automatic else RiskCalibrator.of(calibrator)
+        obstacle = None if self.calibrator is None else self._obstacle(self.calibrator)
+        if self._automatic:
+            fits = self.calibrator is not None and self.calibrator.model_name == session.model_name and obstacle is None
+            self.calibrator = self.calibrator if fits else None
+        elif obstacle is not None:
+            raise CalibrationError(
+                f"the calibrator cannot be used with this model: {obstacle}. Fit one for it (cocoa calibrate), or use "
+                "none."
+            )
 
     def spans_only(self) -> RiskPolicy:
         """The same without a calibrator of answers."""
@@ -171,10 +168,8 @@ class RiskPolicy:
         return self.calibrator
 
     def applying(self, config: CocoaConfig, backend: Backend | None = None) -> RiskCalibrator | None:
-        """The calibrator that applies to a call with these settings, run by a backend (default: the model's).
-
-        The default calibrator applies only to the settings that it was fitted for, and where what it needs is measured.
-        """
+        """The calibrator that applies to a call with these settings, run by a backend (default: the model's); the
+        default one only where what it needs is measured."""
         calibrator = self.fitting(config)
         if calibrator is None or not self._automatic:
             return calibrator
@@ -187,11 +182,8 @@ class RiskPolicy:
     def measure(
         self, config: CocoaConfig, source: object = None, *, given: bool = False, backend: Backend | None = None
     ) -> RiskMeasure:
-        """How the risks of a call are computed. The embedded risk of answers is not used for given texts.
-
-        Raises:
-            ConfigError: the risk that ``config`` asks for cannot be measured.
-        """
+        """How the risks of a call are computed, see :func:`risk_measure`. The embedded risk of answers is not for given
+        texts."""
         calibrator, model = self.applying(config, backend), self._session.model
         if given and self._automatic and calibrator is not None:
             calibrator = calibrator.spans_only()
@@ -218,28 +210,22 @@ class RiskPolicy:
             self._warned.update(fresh)
             warnings.warn(CalibrationWarning.of(fresh), stacklevel=4)
 
-    def _embedded(self) -> RiskCalibrator | None:
-        """The embedded model's calibrator, if this is that model."""
-        embedded = embedded_calibrator()
-        fits = embedded.model_name == self._session.model_name and self._obstacle(embedded) is None
-        return embedded if fits else None
-
-    def _usable(self, given: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
-        """The calibrator, read from its file if need be; raises as the constructor does."""
-        calibrator = RiskCalibrator.of(given)
-        if calibrator is not None and (obstacle := self._obstacle(calibrator)):
-            raise CalibrationError(
-                f"the calibrator cannot be used with this model: {obstacle}. Fit one for it (cocoa calibrate), or use "
-                "none."
-            )
-        return calibrator
-
     def _obstacle(self, calibrator: RiskCalibrator) -> str | None:
         """Why the calibrator cannot be used with this model; `None` if it can."""
-        model = self._session.model
+        model, probe = self._session.model, calibrator.probe
+        layers = model.num_layers
         heads, width = (getattr(model.config, name, None) or 0 for name in ("num_attention_heads", "hidden_size"))
-        shape = (model.num_layers, heads, width)
-        return calibrator.obstacle(self._session.model_name, dtype_name(model), shape)
+        name, dtype = self._session.model_name, dtype_name(model)
+        if any(layer >= layers or head >= heads for layer, head in calibrator.heads or ()):
+            has = f"the model has {layers} layers of {heads} heads"
+            return f"it needs the attention of heads that {name} does not have: {has}"
+        if probe is not None and (name, dtype) != (probe.model_name, probe.dtype):
+            fitted = f"{probe.model_name} in {probe.dtype}"
+            return f"it has a probe that was fitted on the states of {fitted}, not of {name} in {dtype}"
+        if probe is not None and (probe.layer > layers or len(probe.weights) != width):
+            read = f"{len(probe.weights)} numbers after layer {probe.layer}"
+            return f"it has a probe that reads {read}; {name} has {layers} layers of {width} numbers"
+        return None
 
     def _differences(self, calibrator: RiskCalibrator, config: CocoaConfig | None) -> list[str]:
         """The differences between this model and these settings and those that the calibrator was fitted for."""

@@ -51,18 +51,15 @@ def sentence_ranges(text: str) -> list[Range]:
         if bounds[-1] != end:
             bounds.append(end)
         for low, high in itertools.pairwise(bounds):
-            core = text[low:high].strip()
-            if core:
+            if core := text[low:high].strip():
                 first = text.index(core, low)
                 found.append(Range(first, first + len(core)))
     return found
 
 
 def list_marks(text: str) -> list[Range]:
-    """The marks at the beginning of lines: bullets, numbers of list items, signs of headings.
-
-    The number of a list item at which the text ends is one too: the number after that of the item before.
-    """
+    """The marks at the beginning of lines: bullets, numbers of list items, signs of headings. The number of a list item
+    at which the text ends is one too: the number after that of the item before."""
     marks: list[Range] = []
     at, previous = 0, None
     for line in text.splitlines(keepends=True):
@@ -112,15 +109,14 @@ def _continues(before: str, line: str) -> bool:
 
 def _ends(text: str, start: int, end: int) -> list[int]:
     """Where sentences end inside a block."""
-    codes = [(code.start(), code.end()) for code in _CODE.finditer(text, start, end)]
+    codes = [code.span() for code in _CODE.finditer(text, start, end)]
     mark = _LINE_MARK.match(text, start, end)
     begin = mark.end() if mark else start
-    found = []
-    for dot in _END.finditer(text, begin, end):
-        in_code = any(low < dot.start() < high for low, high in codes)
-        if not in_code and not _is_inside(text, dot, begin, end):
-            found.append(dot.end())
-    return found
+    return [
+        dot.end()
+        for dot in _END.finditer(text, begin, end)
+        if not any(low < dot.start() < high for low, high in codes) and not _is_inside(text, dot, begin, end)
+    ]
 
 
 def _is_inside(text: str, mark: re.Match[str], begin: int, end: int) -> bool:

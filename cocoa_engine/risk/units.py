@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cached_property
 from math import inf, isfinite, log
+from operator import itemgetter
 from statistics import median
 from typing import Literal
 
@@ -63,12 +64,8 @@ MOST = 3
 
 
 def competing(text: str, parts: Sequence[Span], claim: Unit, offset: int = 0) -> list[str]:
-    """The words that other candidates have in place of a claim, in the order of their candidates, each once.
-
-    A candidate that says the same there, or nothing, adds none. Words at the end of a candidate may be cut;
-    they are followed by ``…``.
-    """
-    found: list[str] = []
+    """What other candidates say in place of a claim, in their order, each text once. One that is cut ends in ``…``."""
+    texts: list[str] = []
     for number in claim.spans:
         part = parts[number]
         begin = min(claim.start, part.start)
@@ -77,8 +74,8 @@ def competing(text: str, parts: Sequence[Span], claim: Unit, offset: int = 0) ->
         claimed = Range(claim.start - begin, min(claim.end, part.end) - begin)
         for index, rival in enumerate(part.candidates):
             if index != part.chosen:
-                found += _counterpart(own, before + rival.text, claimed)
-    return list(dict.fromkeys(found))[:MOST]
+                texts += _counterpart(own, before + rival.text, claimed)
+    return list(dict.fromkeys(texts))[:MOST]
 
 
 def _counterpart(own: str, other: str, claimed: Range) -> Iterator[str]:
@@ -135,6 +132,31 @@ class Token:
     copied: int | None
 
 
+def tokens_of(part: Span) -> list[Token]:
+    """The tokens of a span. Without their ends, each counts for the whole span."""
+    count, ends = len(part.token_log_probs), part.token_ends
+    known = len(ends) == count
+    columns = (
+        [part.start, *ends][:count] if known else [part.start] * count,
+        ends if known else [part.end] * count,
+        part.token_log_probs,
+        *(
+            values if len(values) == count else [None] * count
+            for values in (part.token_source_attention, part.token_copied)
+        ),
+    )
+    return [Token(*values) for values in zip(*columns, strict=True)]
+
+
+def riskiest(risks: Iterable[float | None]) -> float | None:
+    """The highest risk; `None` if there is none. A risk that is not a finite number is the highest."""
+    return max((risk for risk in risks if risk is not None), key=_rank, default=None)
+
+
+def _rank(risk: float) -> float:
+    return risk if isfinite(risk) else inf
+
+
 class MeasuredText:
     """An answer whose words, claims and sentences are asked for.
 
@@ -151,8 +173,15 @@ class MeasuredText:
         self, text: str, parts: Sequence[Span], *, begin: int = 0, offset: int = 0, has_source: bool = True
     ) -> None:
         self._text, self._parts, self._offset, self._has_source = text, parts, offset, has_source
-        self._begin = max(begin, offset)
-        self._answer = text[self._begin - offset :]
+        self._begin = begin = max(begin, offset)
+        self._answer = answer = text[begin - offset :]
+        # where tokens end in the answer; where spans end if tokens are not known
+        self._cuts = [end - begin for part in parts for end in part.token_ends or (part.end,)]
+        self._visible = {
+            number
+            for number, part in enumerate(parts)
+            if part.end > begin and answer[max(part.start - begin, 0) : part.end - begin].strip()
+        }
 
     @cached_property
     def words(self) -> list[Unit]:
@@ -167,7 +196,15 @@ class MeasuredText:
     @cached_property
     def sentences(self) -> list[Unit]:
         """The sentences."""
-        return [self._sentence(*sentence) for sentence in sentence_ranges(self._answer)]
+        units = []
+        for sentence in sentence_ranges(self._answer):
+            unit = self._unit(*sentence, "sentence")
+            inside = [claim.risk for claim in self.claims if unit.start <= claim.start < unit.end]
+            risks = sorted((risk for risk in inside if risk is not None), key=_rank, reverse=True)[:RISKIEST]
+            if risks and isfinite(unit.risk or 0.0):
+                unit = unit.model_copy(update={"risk": sum(risks) / len(risks)})
+            units.append(unit)
+        return units
 
     def compared(self, level: Literal["claim", "sentence"]) -> list[Unit]:
         """The claims or sentences, as a threshold is compared with them.
@@ -181,7 +218,7 @@ class MeasuredText:
         broken = [
             self._unit(max(part.start - self._begin, 0), part.end - self._begin, "word")
             for number, part in enumerate(self._parts)
-            if number not in within and self._is_visible(part) and not isfinite(part.risk or 0.0)
+            if number in self._visible - within and not isfinite(part.risk or 0.0)
         ]
         return sorted([*self.claims, *broken], key=lambda unit: unit.start) if broken else self.claims
 
@@ -208,67 +245,40 @@ class MeasuredText:
         if len(claims) > 1:
             lowest = min(order for order, _ in claims)
             claims = [(order, claim) for order, claim in claims if _is_above(order, lowest)]
-        claims = [(order, claim) for order, claim in claims if self._stands_out(claim)]
-        ranked = sorted(claims, key=lambda one: one[0], reverse=True)[:most]  # stable: ties in order of the text
+        listed = [(order, claim) for order, claim in claims if any(map(self._stands_out, claim.spans))]
+        ranked = sorted(listed, key=itemgetter(0), reverse=True)[:most]  # stable: ties in order of the text
         return [
             Check(**claim.__dict__, competing=competing(self._text, self._parts, claim, self._offset))
             for _, claim in ranked
         ]
 
     @cached_property
-    def _cuts(self) -> list[int]:
-        """Where tokens end in the answer; where spans end if tokens are not known."""
-        ends = (end for part in self._parts for end in (part.token_ends or (part.end,)))
-        return [end - self._begin for end in ends]
-
-    @cached_property
     def _claim_ranges(self) -> list[ClaimRange]:
         return claim_ranges(self._answer, self._cuts)
 
-    def _is_visible(self, part: Span) -> bool:
-        """Whether a span has text of the answer that is not white space."""
-        start = max(part.start - self._begin, 0)
-        return part.end > self._begin and bool(self._answer[start : part.end - self._begin].strip())
-
-    def _stands_out(self, claim: Unit) -> bool:
-        """Whether one of the spans of a claim has a risk that is shaded, flagged, or not a finite number."""
-        return any(
-            part.flagged or not isfinite(part.risk) or (part.risk >= LOWEST_SHADE and part.risk_source not in RAW)
-            for part in map(self._parts.__getitem__, claim.spans)
-            if part.risk is not None and self._is_visible(part)
-        )
-
-    def _sentence(self, start: int, end: int) -> Unit:
-        unit = self._unit(start, end, "sentence")
-        inside = [claim.risk for claim in self.claims if unit.start <= claim.start < unit.end]
-        risks = sorted((risk for risk in inside if risk is not None), key=_rank, reverse=True)[:RISKIEST]
-        if not risks or not isfinite(unit.risk or 0.0):
-            return unit
-        return unit.model_copy(update={"risk": sum(risks) / len(risks)})
+    def _stands_out(self, number: int) -> bool:
+        """Whether a span has a risk that is shaded, flagged, or not a finite number."""
+        part = self._parts[number]
+        if part.risk is None or number not in self._visible:
+            return False
+        return part.flagged or not isfinite(part.risk) or (part.risk >= LOWEST_SHADE and part.risk_source not in RAW)
 
     def _unit(self, start: int, end: int, kind: ClaimKind | Literal["sentence"]) -> Unit:
         text = self._answer[start:end]
         start, end = start + self._begin, end + self._begin
         numbers = self._numbers(start, end)
-        risk = riskiest(part.risk for part in map(self._parts.__getitem__, numbers) if self._is_visible(part))
+        risk = riskiest(self._parts[number].risk for number in numbers if number in self._visible)
         unit = Unit(text=text, start=start, end=end, kind=kind, risk=risk, spans=numbers)
         return unit if kind == "sentence" else unit.model_copy(update={"reasons": self._reasons(unit)})
 
-    def _own_tokens(self, start: int, end: int) -> list[Token]:
-        """The tokens that share a character with a range of the text."""
-        tokens = (token for number in self._numbers(start, end) for token in self._tokens[number])
-        return [token for token in tokens if token.start < end and token.end > start]
-
-    @cached_property
-    def _tokens(self) -> list[list[Token]]:
-        return [tokens_of(part) for part in self._parts]
-
     def _reasons(self, unit: Unit) -> list[str]:
-        tokens = self._own_tokens(unit.start, unit.end)
+        tokens = self._tokens_in(unit.start, unit.end)
         reasons = []
         attention = _attention(tokens)
         if self._has_source and attention is not None and attention < LOW_ATTENTION * self._usual_attention:
-            reasons.append(LITTLE_ATTENTION if _is_copied(tokens) else NOT_IN_SOURCE)
+            # its tokens occur in the prompt in this order, as far as runs are counted
+            copied = all((token.copied or 0) >= min(number + 1, 3) for number, token in enumerate(tokens))
+            reasons.append(LITTLE_ATTENTION if copied else NOT_IN_SOURCE)
         if tokens and min(token.log_prob for token in tokens) < log(LOW_PROBABILITY):
             reasons.append(UNSURE)
         if others := competing(self._text, self._parts, unit, self._offset):
@@ -279,54 +289,36 @@ class MeasuredText:
     def _usual_attention(self) -> float:
         """The median attention to the source of the answer's claims; 0 if it was not measured."""
         ranges = [(claim.start + self._begin, claim.end + self._begin) for claim in self._claim_ranges]
-        measured = [_attention(self._own_tokens(*claim)) for claim in ranges]
+        measured = [_attention(self._tokens_in(*claim)) for claim in ranges]
         return median([attention for attention in measured if attention is not None] or [0.0])
 
     def _numbers(self, start: int, end: int) -> list[int]:
         """The numbers of the spans that share a character with a range of the text."""
         return [number for number, part in enumerate(self._parts) if part.start < end and part.end > start]
 
+    @cached_property
+    def _tokens(self) -> list[list[Token]]:
+        return [tokens_of(part) for part in self._parts]
+
+    def _tokens_in(self, start: int, end: int) -> list[Token]:
+        """The tokens that share a character with a range of the text."""
+        tokens = (token for number in self._numbers(start, end) for token in self._tokens[number])
+        return [token for token in tokens if token.start < end and token.end > start]
+
     def _order(self, claim: Unit) -> tuple[float, float]:
         """What claims are ranked by: the risk, then the claim's own tokens."""
-        tokens = self._own_tokens(claim.start, claim.end)
+        tokens = self._tokens_in(claim.start, claim.end)
         attention = _attention(tokens)
-        if attention is not None:
-            return _rank(claim.risk or 0.0), -attention
-        return _rank(claim.risk or 0.0), improbability(min((token.log_prob for token in tokens), default=0.0))
-
-
-def riskiest(risks: Iterable[float | None]) -> float | None:
-    """The highest risk; `None` if there is none. A risk that is not a finite number is the highest."""
-    return max((risk for risk in risks if risk is not None), key=_rank, default=None)
-
-
-def _rank(risk: float) -> float:
-    return risk if isfinite(risk) else inf
+        if attention is None:
+            attention = -improbability(min((token.log_prob for token in tokens), default=0.0))
+        return _rank(claim.risk or 0.0), -attention
 
 
 def _is_above(order: tuple[float, float], lowest: tuple[float, float]) -> bool:
-    return any(one - other >= SMALLEST_DIFFERENCE for one, other in zip(order, lowest, strict=True))
-
-
-def tokens_of(part: Span) -> list[Token]:
-    """The tokens of a span. Without their ends, each counts for the whole span."""
-    count = len(part.token_log_probs)
-    ends = part.token_ends
-    known = len(ends) == count
-    starts = [part.start, *ends][:count] if known else [part.start] * count
-    source = part.token_source_attention if len(part.token_source_attention) == count else [None] * count
-    copied = part.token_copied if len(part.token_copied) == count else [None] * count
-    columns = (starts, ends if known else [part.end] * count, part.token_log_probs, source, copied)
-    return [Token(*values) for values in zip(*columns, strict=True)]
+    return any(value - least >= SMALLEST_DIFFERENCE for value, least in zip(order, lowest, strict=True))
 
 
 def _attention(tokens: Sequence[Token]) -> float | None:
     """The mean source attention of some tokens; `None` if it was not measured."""
     values = [token.source_attention for token in tokens if token.source_attention is not None]
     return sum(values) / len(values) if values else None
-
-
-def _is_copied(tokens: Sequence[Token]) -> bool:
-    """Whether the tokens occur in the prompt in this order, as far as runs are counted."""
-    runs = [token.copied or 0 for token in tokens]
-    return all(run >= min(number + 1, 3) for number, run in enumerate(runs)) if runs else False

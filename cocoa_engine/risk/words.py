@@ -37,11 +37,7 @@ def word_ranges(text: str, cuts: Iterable[int] = ()) -> list[Range]:
     """The words of a text, in order, without the punctuation around them.
 
     A number with its sign, currency and per cent is one word, as is an address, a hyphenated word, or an abbreviation
-    with inner full stops. A run of a script that is written without spaces is cut at ``cuts``.
-
-    Args:
-        text: any text.
-        cuts: offsets at which a run without spaces may be cut, such as the ends of its tokens.
+    with inner full stops. A run of a script that is written without spaces is cut at ``cuts``, such as ends of tokens.
     """
     allowed = sorted(set(cuts))
     ranges: list[Range] = []
@@ -98,11 +94,8 @@ def _with_signs(text: str, start: int, stop: int, begin: int, end: int) -> tuple
             start -= 1
         if start > begin and text[start - 1] in "-−+" and (start - 1 == begin or text[start - 2].isspace()):
             start -= 1
-    if (
-        stop < end
-        and text[stop - 1].isdigit()
-        and (text[stop] in _AFTER_DIGITS or unicodedata.category(text[stop]) == "Sc")
-    ):
+    signs = text[stop : min(stop + 1, end)] if text[stop - 1].isdigit() else ""
+    if signs and (signs in _AFTER_DIGITS or unicodedata.category(signs) == "Sc"):
         stop += 1
     if text[start:stop].isalpha() and stop - start == 1:  # C++, C#, F#
         while stop < end and text[stop] in "+#":
@@ -112,14 +105,10 @@ def _with_signs(text: str, start: int, stop: int, begin: int, end: int) -> tuple
 
 def _pieces(text: str, start: int, end: int, cuts: list[int]) -> list[Range]:
     """A word as it is, or cut where it is of a script without spaces."""
-    if not (run := _UNSPACED.search(text, start, end)):
-        return [Range(start, end)]
-    bounds = {start, end, run.start(), run.end()}
-    while run:
-        bounds |= {run.start(), run.end(), *(cut for cut in cuts if run.start() < cut < run.end())}
-        run = _UNSPACED.search(text, run.end(), end)
-    ordered = sorted(bounds)
-    return [Range(low, high) for low, high in itertools.pairwise(ordered)]
+    bounds = {start, end}
+    for run in _UNSPACED.finditer(text, start, end):
+        bounds |= {*run.span(), *(cut for cut in cuts if run.start() < cut < run.end())}
+    return [Range(low, high) for low, high in itertools.pairwise(sorted(bounds))]
 
 
 def is_unspaced(word: str) -> bool:
@@ -174,18 +163,13 @@ class FunctionWords:
     def __contains__(self, word: str) -> bool:
         if any(character.isdigit() for character in word):
             return False
-        if _plain(word) in ENGLISH and self.english:
-            return True
-        if self.english and not is_unspaced(word):
-            return False
-        if is_unspaced(word):
+        unspaced = is_unspaced(word)
+        if self.english and not unspaced:
+            return word.lower().replace("’", "'") in ENGLISH
+        if unspaced:
             short = len(word) <= 2 and all("\u3040" <= character <= "\u309f" for character in word)
         else:
             short = len(word) <= SHORT and word.islower()
         count = self._counts[word.lower()]
         often = count >= FREQUENT and count >= FREQUENT_SHARE * self._total
         return short or (often and not word[:1].isupper())
-
-
-def _plain(word: str) -> str:
-    return word.lower().replace("’", "'")

@@ -7,17 +7,17 @@ decoding. Branches of many positions share forward passes, and tokens that they 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import NamedTuple
 
 from torch import Tensor
 
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import Branch
-from cocoa_engine.decoding.distributions import TokenOutput, source_values
+from cocoa_engine.decoding.distributions import Distributions, TokenOutput, source_values
 from cocoa_engine.decoding.next_tokens import NextTokens, next_tokens, non_finite
 from cocoa_engine.decoding.request import Rules, capture_spec
 from cocoa_engine.decoding.span_decoder import SpanDecoder
+from cocoa_engine.decoding.token_feed import TokenFeed
 from cocoa_engine.execution.backends import Path, StepOutput, TokenTree
 from cocoa_engine.execution.session import Session
 from cocoa_engine.model.detokenizer import Detokenizer
@@ -25,23 +25,13 @@ from cocoa_engine.model.generation_config import eos_token_ids
 from cocoa_engine.scoring.text_tree import opened, prefixes
 from cocoa_engine.spans import Candidate
 
+_Loop = Generator[Sequence[Path], StepOutput | list[TokenOutput], list[Branch]]
+
 Known = dict[Path, TokenOutput]
 """The model's output for each path that was fed after the committed tokens."""
 
-MOST_FED = 8192
-"""Maximum number of branch tokens grown together. The model's output for each stays in memory until they end."""
-
-RESERVED_ROWS_PER_TOKEN = 10
-"""Number of branch tokens, for each token of a text, that memory is initially reserved for."""
-
-
-class _Growing(NamedTuple):
-    """The branches at one position of a text, and the paths whose output they need next."""
-
-    base: Path
-    decoder: SpanDecoder
-    loop: Generator[Sequence[Path], StepOutput | list[TokenOutput], list[Branch]]
-    paths: Sequence[Path]
+MOST_FED = 8192  # branch tokens grown together, at most; the model's output for each stays in memory until they end
+RESERVED_ROWS_PER_TOKEN = 10  # branch tokens, for each token of a text, that memory is initially reserved for
 
 
 class CandidateGrower:
@@ -50,12 +40,7 @@ class CandidateGrower:
     Probabilities are the model's own: no logits processor applies, and stop texts do not end branches.
 
     Args:
-        session: the model and its backend.
         config: the settings of risk points, branches and scores. The method is replaced by ``"cocoa-sig"``.
-        cancellation: ends the calls.
-
-    Raises:
-        ConfigError: the layers do not fit the model.
     """
 
     def __init__(self, session: Session, config: CocoaConfig, cancellation: Cancellation | None = None) -> None:
@@ -69,19 +54,11 @@ class CandidateGrower:
         self._width = max(1, min(self._backend.paths_per_step, most))
 
     def __call__(self, prompt: Sequence[int], texts: Sequence[Sequence[int]]) -> list[list[list[Candidate]]]:
-        """Grow the candidates of some texts after one prompt.
-
-        Args:
-            prompt: token ids. The prompt and each text together must fit the context window.
-            texts: the token ids of each text.
+        """Grow the candidates of some texts after one prompt, each of which fits the context window with it.
 
         Returns:
             For each text and each of its tokens, the candidates that compete there, ordered by the probability of their
             first token. The list is empty where only one token is possible.
-
-        Raises:
-            NonFiniteLogitsError: the model's logits are NaN or infinite.
-            RequestCancelledError: the call was cancelled.
         """
         return [self._grown(list(prompt), tuple(text)) for text in texts]
 
@@ -114,35 +91,30 @@ class CandidateGrower:
             before: the distribution before the part.
             known: the outputs of paths that were fed already. New outputs are added to it.
         """
-        bases = [part[:length] for length in range(len(part))]
-        begun = (self._begin(committed, base, known[base].next if base else before) for base in bases)
-        growing = [one for one in begun if one is not None]
-        found: dict[Path, list[Candidate]] = {}
-        while growing:
-            wanted = dict.fromkeys(one.base + path for one in growing for path in one.paths)
-            self._feed(tree, [path for path in wanted if path not in known], known)
-            waiting, growing = growing, []
-            for one in waiting:
-                try:
-                    paths = one.loop.send([known[one.base + path] for path in one.paths])
-                    growing.append(one._replace(paths=paths))
-                except StopIteration as done:
-                    found[one.base] = one.decoder.score_candidates(done.value)
-        return [found.get(base, []) for base in bases]
-
-    def _begin(self, committed: list[int], base: Path, following: NextTokens | None) -> _Growing | None:
-        """Start the branches after some tokens; `None` where only one token competes."""
-        ids = [*committed, *base]
-        if following is None:
-            raise non_finite(len(ids))
         config, window = self._config, self._session.model.context_window
-        candidates = following.competing(config.gamma, config.max_candidates)
-        if len(candidates.token_ids) < 2:
-            return None
-        rules = Rules(config, self._eos, window_left=None if window is None else window - len(ids))
-        decoder = SpanDecoder(ids, rules, Detokenizer(self._session.tokens))
-        loop = decoder.grow(candidates)
-        return _Growing(base, decoder, loop, next(loop))
+        grown: list[list[Candidate]] = [[] for _ in part]
+        growing: dict[int, tuple[SpanDecoder, _Loop, Sequence[Path]]] = {}  # by position, with the paths it needs next
+        for at in range(len(part)):
+            ids, following = [*committed, *part[:at]], known[part[:at]].next if at else before
+            if following is None:
+                raise non_finite(len(ids))
+            candidates = following.competing(config.gamma, config.max_candidates)
+            if len(candidates.token_ids) > 1:
+                rules = Rules(config, self._eos, window_left=None if window is None else window - len(ids))
+                feed = TokenFeed(ids, Distributions(rules))
+                decoder = SpanDecoder(ids, rules, Detokenizer(self._session.tokens), feed)
+                loop = decoder.grow(candidates)
+                growing[at] = decoder, loop, next(loop)
+        while growing:
+            wanted = dict.fromkeys(part[:at] + path for at, (_, _, paths) in growing.items() for path in paths)
+            self._feed(tree, [path for path in wanted if path not in known], known)
+            for at, (decoder, loop, paths) in [*growing.items()]:
+                try:
+                    growing[at] = decoder, loop, loop.send([known[part[:at] + path] for path in paths])
+                except StopIteration as done:
+                    del growing[at]
+                    grown[at] = decoder.score_candidates(done.value)
+        return grown
 
     def _feed(self, tree: TokenTree, paths: Sequence[Path], known: Known) -> None:
         """Feed paths, and add the model's output for each to ``known``."""

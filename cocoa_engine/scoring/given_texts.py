@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -32,7 +32,7 @@ from cocoa_engine.model.prompts import (
 )
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation
-from cocoa_engine.risk.policy import RiskMeasure, reaches
+from cocoa_engine.risk.policy import RiskMeasure, RiskPolicy, reaches
 from cocoa_engine.scoring.candidates import CandidateGrower
 from cocoa_engine.scoring.teacher_forcing import score_spans, score_texts
 from cocoa_engine.scoring.text_tree import fed
@@ -45,48 +45,31 @@ def score(
     prompt: Prompt,
     text: str | Sequence[int] | Texts,
     config: CocoaConfig,
-    measure: Callable[[], RiskMeasure],
+    risk: RiskPolicy,
     source: Source | None = None,
-    *,
     divide: bool = False,
     cancellation: Cancellation | None = None,
 ) -> Generation | list[Generation]:
-    """Score a text, or each of several texts; see :meth:`CocoaEngine.score`.
-
-    Args:
-        measure: says how risks are computed. It may run the model, and is called after everything was checked.
-    """
+    """Score a text, or each of several texts; see :meth:`CocoaEngine.score`."""
     cancellation = given_or_new(cancellation, Cancellation, "cancellation")
-    texts = list(text) if is_many(text) else None
-
-    def scored() -> list[Generation]:
-        names = [""] if texts is None else [f" at index {number}" for number in range(len(texts))]
-        named = zip(names, [text] if texts is None else texts, strict=True)
-        alone = divide or texts is None
-        return _scored(session, prompt, dict(named), config, measure, source, alone, divide, cancellation)
-
-    generations = cancellation.run(scored)
-    return generations[0] if texts is None else generations
+    texts = list(text) if is_many(text) else [text]
+    scored = cancellation.run(
+        _scored, session, prompt, texts, is_many(text), config, risk, source, divide, cancellation
+    )
+    return scored if is_many(text) else scored[0]
 
 
 def _scored(
     session: Session,
     prompt: Prompt,
-    texts: dict[str, object],
+    texts: Sequence[object],
+    many: bool,
     config: CocoaConfig,
-    choose_measure: Callable[[], RiskMeasure],
+    risk: RiskPolicy,
     source: Source | None,
-    alone: bool,
     divide: bool,
     cancellation: Cancellation,
 ) -> list[Generation]:
-    """The scores of texts, by what messages call them; ``alone``: each is fed in a pass of its own.
-
-    Raises:
-        ConfigError: the settings do not fit the model as it runs, or the method cannot divide a text.
-        CalibrationError: the model as it runs cannot give what the calibrator needs.
-        PromptError: a text is empty, or does not fit the context window.
-    """
     model, method = session.model, METHODS[config.method]
     if divide and method.needs_own_passes:
         raise ConfigError(
@@ -95,46 +78,43 @@ def _scored(
     capture_spec(model, config)  # checks that the settings fit the model
     before = prompt_ids(model, session.tokens, prompt)
     passages = passage_positions(session.tokens, prompt, before, source)
-    ids, shown = [], []
-    for name, text in texts.items():
-        token_ids, its_text = text_ids(model, session.tokens, prompt, before, text, f"text to score{name}")
-        window = model.context_window
+    ids, shown, window = [], [], model.context_window
+    for number, text in enumerate(texts):
+        name = f"text to score at index {number}" if many else "text to score"
+        token_ids, shown_text = text_ids(model, session.tokens, prompt, before, text, name)
         if method.reads_back and window is not None and 2 * len(before) + len(token_ids) > window:
             raise PromptError(
                 f"the prompt ({len(before)} tokens), which method={config.method!r} reads twice, and the text to score "
                 f"({len(token_ids)}) exceed the model's context window of {window}."
             )
         ids.append(token_ids)
-        shown.append(its_text)
+        shown.append(shown_text)
     cancellation.check()  # what follows runs the model
-    measure = choose_measure()
+    measure = risk.measure(config, source, given=True)
     calibrator = measure.calibrator
     capture = capture_spec(model, config, calibrator)
     if method.needs_own_passes or (calibrator is not None and calibrator.heads):
         require_ability(config.method, session.backend, capture, calibrator)
-    plain = capture._replace(early=(), masked=())  # the model's own distribution
-    if alone:
-        spans = [
-            score_spans(model, before, text, None if divide else [len(text)], config, plain, passages, calibrator)
-            for text in ids
-        ]
-        passes = [1] * len(ids)
-    else:
-        more = (config, plain, passages, calibrator)
-        scored = score_texts(session.backend, before, ids, *more, cancellation=cancellation)
+    # the probabilities are those of the model's own distribution
+    settings = (config, capture._replace(early=(), masked=()), passages, calibrator)
+    if many and not divide:
+        scored = score_texts(session.backend, before, ids, *settings, cancellation=cancellation)
         spans, passes = [[span] for span, _ in scored], [count for _, count in scored]
+    else:
+        spans = [score_spans(model, before, each, None if divide else [len(each)], *settings) for each in ids]
+        passes = [1] * len(ids)
     if method.needs_own_passes:
-        rescored = _rescored(session.backend, before, ids, config, capture, [one for (one,) in spans], cancellation)
-        spans = [
-            [span.model_copy(update={"score": value})] for (span,), (value, _) in zip(spans, rescored, strict=True)
-        ]
-        passes = [count + of_method for count, (_, of_method) in zip(passes, rescored, strict=True)]
-    grown: list[list[list[Candidate]]] = [[[]] * len(text) for text in ids]
+        alone = [span for (span,) in spans]
+        scores = _rescored(session.backend, before, ids, config, capture, alone, cancellation)
+        for number, (value, count) in enumerate(scores):
+            spans[number] = [spans[number][0].model_copy(update={"score": value})]
+            passes[number] += count
+    grown: list[list[list[Candidate]]] = [[[]] * len(token_ids) for token_ids in ids]
     if divide and calibrator is not None and calibrator.span is not None and method.branches:
         grown = CandidateGrower(session, config, cancellation)(before, ids)
     return [
         make_generation(
-            _complete(session, before, of_text, its_text, rivals, config, measure),
+            _complete(session, before, of_text, shown_text, rivals, config, measure),
             config,
             measure,
             {"prompt_tokens": len(before), "forward_passes": count, "fed_tokens": len(token_ids)},
@@ -142,7 +122,7 @@ def _scored(
             model_name=session.model_name,
             question_tokens=prompt.question_tokens if isinstance(prompt, ChatTokens) else None,
         )
-        for token_ids, count, of_text, its_text, rivals in zip(ids, passes, spans, shown, grown, strict=True)
+        for token_ids, count, of_text, shown_text, rivals in zip(ids, passes, spans, shown, grown, strict=True)
     ]
 
 
@@ -155,28 +135,26 @@ def _complete(
     config: CocoaConfig,
     measure: RiskMeasure,
 ) -> list[Span]:
-    """The spans of a text with their texts, their risks and what depends on the spans before them.
+    """The spans of a text with their texts, risks, candidates and what depends on the spans before them.
 
     Args:
         before: token ids of the prompt.
-        spans: the spans.
         shown: the text.
         grown: for each token, the candidates there, if they were grown.
     """
     history = AnswerHistory(before)
     text, ends = token_ends(session.tokens, [token_id for span in spans for token_id in span.token_ids])
     dropped = shown[:1].isspace() and not text[:1].isspace()  # some tokenizers drop the space that a text begins with
-    ends = [min(end + dropped, len(shown)) for end in ends]
+    ends = [*(min(end + dropped, len(shown)) for end in ends[:-1]), len(shown)]
     complete: list[Span] = []
     start = first = 0
     for span in spans:
         copied, preceding = history.extend(span.token_ids, span.token_log_probs, span.token_entropies)
         after = first + len(span.token_ids)
-        end = len(shown) if after == len(ends) else ends[after - 1]
-        rivals = grown[first]
-        chosen = (index for index, rival in enumerate(rivals) if rival.token_ids[:1] == span.token_ids[:1])
+        end = ends[after - 1]
+        chosen = (index for index, rival in enumerate(grown[first]) if rival.token_ids[:1] == span.token_ids[:1])
         values = {"token_copied": copied, "preceding": preceding, "token_ends": ends[first:after]}
-        values |= {"candidates": [*rivals], "chosen": next(chosen, None)}
+        values |= {"candidates": [*grown[first]], "chosen": next(chosen, None)}
         measured = with_source_attention(span.model_copy(update=values), measure.calibrator)
         complete.append(complete_span(measured, (start, end, shown[start:end]), config, measure))
         start, first = end, after
@@ -214,39 +192,22 @@ def _rescored(
 ) -> list[tuple[float, int]]:
     """The scores of texts by a method that needs passes of its own, and the number of these passes.
 
-    A contrasting method scores the contrasts of the tokens. A method that reads back (Diver) scores the prompt again
-    after the text, for the mutual information log p(prompt | prompt, text) - log p(prompt | prompt).
+    A method that reads back (Diver) scores the prompt again after each text, for the mutual information
+    log p(prompt | prompt, text) - log p(prompt | prompt). A contrasting method scores the contrasts of the tokens, with
+    none excluded as implausible. The prompt is prefilled once without its last token, which is fed with every text,
+    because its output is contrasted too.
     """
     method = METHODS[config.method]
-    if isinstance(method, ContrastingMethod):
-        contrasts = _contrasts(backend, method, prompt, texts, config, capture, cancellation)
-        return [(span_log_prob(values, config.span_log_prob), passes) for values, passes in contrasts]
-    read_back = [[*text, *prompt] for text in ([], *texts)]
-    (without, passes_without), *after = score_texts(
-        backend, prompt, read_back, config, capture, cancellation=cancellation
-    )
-    scores = []
-    for span, (read, passes) in zip(spans, after, strict=True):
-        pmi = sum(read.token_log_probs[len(span.token_ids) :]) - sum(without.token_log_probs)
-        score = span_score(config, span.log_prob, span.con_mlds, span.f_mlds, pmi)
-        scores.append((score, max(passes, passes_without)))  # usually the two are fed together
-    return scores
-
-
-def _contrasts(
-    backend: Backend,
-    method: ContrastingMethod,
-    prompt: list[int],
-    texts: Sequence[list[int]],
-    config: CocoaConfig,
-    capture: CaptureSpec,
-    cancellation: Cancellation,
-) -> list[tuple[list[float], int]]:
-    """The contrasts of each text's tokens, with no token excluded as implausible, and the forward passes they took.
-
-    The prompt is prefilled once without its last token. That token is fed with every text, because its output is
-    contrasted too.
-    """
+    if not isinstance(method, ContrastingMethod):
+        inputs = [[*text, *prompt] for text in ([], *texts)]
+        of_inputs = score_texts(backend, prompt, inputs, config, capture, cancellation=cancellation)
+        (without, passes_without), *after = of_inputs
+        scores = []
+        for span, (read, count) in zip(spans, after, strict=True):
+            pmi = sum(read.token_log_probs[len(span.token_ids) :]) - sum(without.token_log_probs)
+            value = span_score(config, span.log_prob, span.con_mlds, span.f_mlds, pmi)
+            scores.append((value, max(count, passes_without)))  # usually the two are fed together
+        return scores
     inputs = [[prompt[-1], *text[:-1]] for text in texts]
     width = max(1, backend.paths_per_step // (1 + len(capture.early)))  # rows of logits for every layer
     contrasts: list[list[float]] = [[] for _ in texts]
@@ -260,4 +221,5 @@ def _contrasts(
                 targets = texts[number][done : done + len(rows)]
                 contrasts[number] += of_step[torch.tensor(rows), torch.tensor(targets)].tolist()
                 passes[number] += step.passes[number] + (0 if done else step.prompt_passes)
-    return list(zip(contrasts, passes, strict=True))
+    values = [span_log_prob(of_text, config.span_log_prob) for of_text in contrasts]
+    return list(zip(values, passes, strict=True))

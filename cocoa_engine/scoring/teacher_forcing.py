@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -32,8 +32,7 @@ _CHUNK = 256  # rows of float32 logits held at once: 256 x 128k is 128 MiB
 class TokenRow(NamedTuple):
     """The measurements of one token, by the names of :class:`~cocoa_engine.spans.Measured`.
 
-    ``source`` is `None` where it was not measured, ``passages`` is empty without passages, and ``top``, the most
-    probable tokens, is empty unless they are asked for.
+    ``source`` is `None`, ``passages`` and ``top``, the most probable tokens, are empty where they are not measured.
     """
 
     token_id: int
@@ -59,9 +58,18 @@ def token_rows(step: Step, top_count: int = 0) -> list[TokenRow]:
     return rows
 
 
-def is_finite(rows: Iterable[TokenRow]) -> bool:
-    """Whether all tokens have a log-probability."""
-    return all(-math.inf < row.log_prob <= 0 for row in rows)
+def require_finite(texts: Sequence[Sequence[TokenRow]], what: str) -> None:
+    """Check that all tokens of some texts have a log-probability.
+
+    Raises:
+        NonFiniteLogitsError: one has none. The message says ``what``, with the indices of such texts.
+    """
+    bad = [number for number, rows in enumerate(texts) if not all(-math.inf < row.log_prob <= 0 for row in rows)]
+    if bad:
+        raise NonFiniteLogitsError(
+            f"the logits of {what.format(', '.join(map(str, bad)))} are NaN or infinite; check the weights, or load "
+            "the model in float32 or bfloat16."
+        )
 
 
 def score_texts(
@@ -80,9 +88,6 @@ def score_texts(
     Returns:
         For each text its span, and the number of forward passes that it took, including the prompt's. A pass over
         tokens of several texts counts for each of them.
-
-    Raises:
-        NonFiniteLogitsError: a token's log-probability is NaN or infinite. The message names the texts.
     """
     if isinstance(backend, Recompute):  # it caches no prompt: each text takes one pass by itself
         more = (config, capture, passages, calibrator)
@@ -97,8 +102,7 @@ def score_texts(
                 rows[number] += [of_step[row] for row in own]
                 hidden[number] = hidden[number] + step.output.hidden[:, own].sum(dim=1)
                 passes[number] += step.passes[number]
-    if bad := [number for number, own in enumerate(rows) if not is_finite(own)]:
-        raise _non_finite(f"one of the texts to score at index {', '.join(map(str, bad))}")
+    require_finite(rows, "one of the texts to score at index {}")
     pooled = [mean_pooled_sum(state, len(own)) for state, own in zip(hidden, rows, strict=True)]  # type: ignore[arg-type]
     spans = _spans(rows, torch.stack(pooled, dim=1), config, StateReader.of(capture, calibrator))
     return [(span, step.prompt_passes + own) for span, own in zip(spans, passes, strict=True)]
@@ -117,12 +121,11 @@ def score_spans(
 ) -> list[Span]:
     """Score consecutive spans of a text, each after ``prompt`` and the spans before it, in one forward pass.
 
-    The scores are those of the model's own distribution. The spans have no texts and risks yet.
+    The spans have no texts and risks yet.
 
     Args:
         model: the model.
-        prompt: token ids.
-        text: token ids, at least one.
+        prompt, text: token ids, at least one of the text.
         lengths: the number of tokens of each span. `None` divides the text at its risk points, as
             :func:`cocoa_engine.lab.forced.spans` does: a span begins where several tokens compete by ``config.gamma``,
             and before a token that is not the most probable one.
@@ -130,14 +133,10 @@ def score_spans(
         spec: the hidden states of the MLDS.
         passages: the positions of passages of the prompt whose attention mass is measured.
         calibrator: its probe is measured, from the states that ``spec`` captures for it.
-
-    Raises:
-        NonFiniteLogitsError: a token's log-probability is NaN or infinite.
     """
     step = fed_alone(model, prompt, text, spec, passages)
     rows = token_rows(step, config.top_logprobs)
-    if not is_finite(rows):
-        raise _non_finite("the text to score")
+    require_finite([rows], "the text to score")
     if lengths is None:
         assert step.logits is not None
         is_best = (step.logits[:-1].argmax(dim=1) == step.token_ids).tolist()
@@ -151,39 +150,28 @@ def score_spans(
 
 
 def _spans(rows: Sequence[list[TokenRow]], pooled: Tensor, config: CocoaConfig, reader: StateReader) -> list[Span]:
-    """The spans of some tokens.
-
-    Args:
-        rows: for each of B spans, its tokens.
-        pooled: ``[captured layers + 1, B, d]``, the spans' mean states.
-    """
+    """B spans, from their tokens and their mean states, ``[captured layers + 1, B, d]``."""
     con, f = mlds(reader.of_mlds(pooled))
     probe: Sequence[float | None] = reader.probe_scores(pooled) or [None] * len(rows)
     spans = []
     for own, own_con, own_f, probed in zip(rows, con, f, probe, strict=True):
-        log_prob, score = log_prob_and_score(config, [row.log_prob for row in own], own_con, own_f)
-        spans.append(
-            Span(
-                **NOT_PLACED,
-                kind="given",
-                token_ids=[row.token_id for row in own],
-                token_log_probs=[row.log_prob for row in own],
-                token_entropies=[row.entropy for row in own],
-                token_margins=[row.margin for row in own],
-                token_source_attention=[row.source for row in own if row.source is not None],
-                passage_attention=passage_means([row.passages for row in own]),
-                log_prob=log_prob,
-                con_mlds=own_con,
-                f_mlds=own_f,
-                score=score,
-                probe=probed,
-                top_log_probs=[row.top for row in own] if own[0].top else None,
-            )
+        token_ids, log_probs, entropies, margins, source, passages, top = map(list, zip(*own, strict=True))
+        log_prob, score = log_prob_and_score(config, log_probs, own_con, own_f)
+        span = Span(
+            **NOT_PLACED,
+            kind="given",
+            token_ids=token_ids,
+            token_log_probs=log_probs,
+            token_entropies=entropies,
+            token_margins=margins,
+            token_source_attention=[mass for mass in source if mass is not None],
+            passage_attention=passage_means(passages),
+            log_prob=log_prob,
+            con_mlds=own_con,
+            f_mlds=own_f,
+            score=score,
+            probe=probed,
+            top_log_probs=top if top[0] else None,
         )
+        spans.append(span)
     return spans
-
-
-def _non_finite(what: str) -> NonFiniteLogitsError:
-    return NonFiniteLogitsError(
-        f"the logits of {what} are NaN or infinite; check the weights, or load the model in float32 or bfloat16."
-    )

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from cocoa_engine.decoding.request import capture_spec
 from cocoa_engine.decoding.result_builder import token_ends
 from cocoa_engine.decoding.speculation import AnswerHistory
 from cocoa_engine.equations import con_mlds_of, disagreement, f_mlds_of, mean_pooled
-from cocoa_engine.errors import ConfigError, NonFiniteLogitsError, PromptError, UnsupportedModelError
+from cocoa_engine.errors import ConfigError, PromptError, UnsupportedModelError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer, capture
@@ -26,23 +25,20 @@ from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.prompts import Prompt, prompt_ids, text_ids
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation, LayerCurve
-from cocoa_engine.scoring.teacher_forcing import TokenRow, is_finite, token_rows
+from cocoa_engine.scoring.teacher_forcing import TokenRow, require_finite, token_rows
 from cocoa_engine.scoring.text_tree import Step, fed, fed_alone
 from cocoa_engine.spans import Span
 
 
 @dataclass(frozen=True)
 class TokenProfile(ABC):
-    """The statistics of a text of t tokens. Lists have one value per token.
+    """The statistics of a text of t tokens. Lists have one value per token, as in :class:`~cocoa_engine.spans.Span`.
 
     Attributes:
         prompt: the token ids before the text.
-        token_ids, log_probs, entropies, margins: as in :class:`~cocoa_engine.spans.Measured`.
         competing: the number of tokens w that competed in this position: p(w) >= gamma max p, at most max_candidates.
         spreads: log p of the most probable competing token minus that of the least probable, in nats.
         gaps: log p of the most probable token minus that of the text's token, in nats; 0 if they are the same.
-        copied: as in ``Span.token_copied``.
-        source_attention: as in ``Span.token_source_attention``.
         text: the decoded tokens. Some tokenizers drop the first space.
         ends: the length of the text, in complete characters, after each token.
     """
@@ -86,23 +82,15 @@ class TextProfile(TokenProfile):
     states: Tensor
     normed: Tensor
 
-    @property
-    def num_layers(self) -> int:
-        """L, the number of layers."""
-        return self.states.shape[0] - 1
-
     @cached_property
     def tokens(self) -> LayerProfile:
-        """The disagreements of each token as a span of its own."""
         return LayerProfile.of(self.states, self.normed)
 
     def span(self, start: int, end: int) -> LayerProfile:
-        """The disagreements of the tokens ``start`` to ``end`` (exclusive) as one mean-pooled span."""
         states, normed = self.states[:, start:end], self.normed[start:end]
         return LayerProfile.of(mean_pooled(states)[:, None], mean_pooled(normed)[None])
 
     def mean_state(self, layer: int, start: int, end: int) -> Tensor:
-        """The mean state of the tokens ``start`` to ``end`` (exclusive) at a layer, ``[d]``."""
         return mean_pooled(self.states[layer, start:end])
 
 
@@ -148,12 +136,8 @@ class Profiler:
     """Feeds texts to a model and measures a :class:`TextProfile` of each.
 
     Args:
-        session: the model and its backend.
         config: the settings; ``gamma`` and ``max_candidates`` define which tokens compete.
         heads: the heads whose source attention is measured, for a calibrator; see :func:`.source_heads`.
-
-    Raises:
-        UnsupportedModelError: the model's final norm was not found.
     """
 
     def __init__(self, session: Session, config: CocoaConfig, heads: Sequence[tuple[int, int]] | None = None) -> None:
@@ -161,16 +145,7 @@ class Profiler:
         self._norm = _final_norm(session.model)
 
     def __call__(self, prompt: Prompt, texts: Sequence[str | Sequence[int]]) -> list[TextProfile]:
-        """Profile texts after one prompt, which is prefilled once.
-
-        Args:
-            prompt: text or token ids.
-            texts: each as text or token ids.
-
-        Raises:
-            PromptError: a text is empty, or does not fit the context window after the prompt.
-            NonFiniteLogitsError: the model's logits are NaN or infinite.
-        """
+        """Profile texts after one prompt, which is prefilled once, each as text or token ids."""
         model, tokens = self._session.model, self._session.tokens
         before = prompt_ids(model, tokens, prompt)
         ids = [text_ids(model, tokens, prompt, before, text)[0] for text in texts]
@@ -188,51 +163,43 @@ class Profiler:
                     rows[number] += [of_step[row] for row in own]
                     competition[number] += [competing[row] for row in own]
                     states[number].append(hidden[:, own])
-        return [
-            self._profile(before, *of_text)
-            for of_text in zip(rows, competition, map(torch.cat, states, repeat(1)), strict=False)
-        ]
+        require_finite(rows, "a text")
+        profiles = []
+        for token_ids, of_text, competed, parts in zip(ids, rows, competition, states, strict=True):
+            _, log_probs, entropies, margins, source, _, _ = map(list, zip(*of_text, strict=True))
+            counts, spreads, gaps = map(list, zip(*competed, strict=True))
+            text, ends = token_ends(tokens, token_ids)
+            of_layers = torch.cat(parts, dim=1)
+            profile = TextProfile(
+                prompt=before,
+                token_ids=token_ids,
+                log_probs=log_probs,
+                entropies=entropies,
+                margins=margins,
+                competing=counts,
+                spreads=spreads,
+                gaps=gaps,
+                copied=AnswerHistory(before).extend(token_ids, log_probs, entropies)[0],
+                text=text,
+                ends=ends,
+                states=of_layers,
+                normed=_normed(self._norm, of_layers[-1]),
+                source_attention=[mass for mass in source if mass is not None],
+            )
+            profiles.append(profile)
+        return profiles
 
     def _competing(self, step: Step) -> list[tuple[int, float, float]]:
         """The values ``competing``, ``spreads`` and ``gaps`` of :class:`TokenProfile` for each token of a step."""
         assert step.logits is not None
         logits = step.logits.float()[step.parents]
-        top = logits.topk(
-            min(self._config.max_candidates if self._config.gamma < 1 else 1, logits.shape[1]), dim=1
-        ).values
+        count = self._config.max_candidates if self._config.gamma < 1 else 1
+        top = logits.topk(min(count, logits.shape[1]), dim=1).values
         below = top[:, :1] - top  # [W, max_candidates], 0 first
         competes = below <= -math.log(self._config.gamma)
         spread = below.masked_fill(~competes, 0).amax(dim=1)
         gaps = top[:, 0] - logits.gather(1, step.token_ids[:, None])[:, 0]
         return list(zip(competes.sum(dim=1).tolist(), spread.tolist(), gaps.tolist(), strict=True))
-
-    def _profile(
-        self, prompt: list[int], rows: list[TokenRow], competition: list[tuple[int, float, float]], states: Tensor
-    ) -> TextProfile:
-        if not is_finite(rows):
-            raise NonFiniteLogitsError(
-                "the logits of a text are NaN or infinite; load the model in float32 or bfloat16."
-            )
-        token_ids, log_probs = [row.token_id for row in rows], [row.log_prob for row in rows]
-        entropies = [row.entropy for row in rows]
-        text, ends = token_ends(self._session.tokens, token_ids)
-        competing, spreads, gaps = map(list, zip(*competition, strict=True))
-        return TextProfile(
-            prompt=prompt,
-            token_ids=token_ids,
-            log_probs=log_probs,
-            entropies=entropies,
-            margins=[row.margin for row in rows],
-            competing=competing,
-            spreads=spreads,
-            gaps=gaps,
-            copied=AnswerHistory(prompt).extend(token_ids, log_probs, entropies)[0],
-            text=text,
-            ends=ends,
-            states=states,
-            normed=_normed(self._norm, states[-1]),
-            source_attention=[row.source for row in rows if row.source is not None],
-        )
 
 
 @torch.no_grad()
@@ -243,11 +210,7 @@ def _normed(norm: nn.Module, states: Tensor) -> Tensor:
 
 
 def _final_norm(model: LanguageModel) -> nn.Module:
-    """The module that turns the last layer's output into the model's final state. Each norm of the decoder is tried.
-
-    Raises:
-        UnsupportedModelError: no norm of the decoder does.
-    """
+    """The module that turns the last layer's output into the model's final state. Each norm of the decoder is tried."""
     token_ids = torch.tensor([[0, 1, 2]], device=model.device)
     last = model.num_layers
     with (
@@ -270,18 +233,7 @@ def _final_norm(model: LanguageModel) -> nn.Module:
 
 @at_work
 def of_generation(session: Session, prompt: Prompt, generation: Generation, span: Span | int) -> LayerCurve:
-    """The curve of one span of an answer; see :meth:`CocoaEngine.layer_profile`.
-
-    Args:
-        session: the model and its backend.
-        prompt: the prompt of the answer.
-        generation: the answer.
-        span: one of the answer's spans, or its index.
-
-    Raises:
-        ConfigError: the answer has no such span.
-        PromptError: the prompt and the answer's prompt have different lengths in tokens.
-    """
+    """The curve of one span of an answer; see :meth:`CocoaEngine.layer_profile`."""
     spans = generation.spans
     number = span if isinstance(span, int) else spans.index(span) if span in spans else len(spans)
     if not -len(spans) <= number < len(spans):

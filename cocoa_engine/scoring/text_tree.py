@@ -23,11 +23,7 @@ from cocoa_engine.model.language_model import LanguageModel
 
 @contextmanager
 def opened(
-    backend: Backend,
-    prompt: Sequence[int],
-    reserve_tokens: int,
-    capture: CaptureSpec,
-    passages: Sequence[range] = (),
+    backend: Backend, prompt: Sequence[int], reserve_tokens: int, capture: CaptureSpec, passages: Sequence[range] = ()
 ) -> Iterator[TokenTree]:
     """Open a tree whose branches can be dropped, and close it at the end of the block."""
     (tree,) = backend.open([prompt], reserve_tokens, capture)
@@ -78,10 +74,8 @@ def fed(
     A text that does not fit a step has several, in order.
 
     Args:
-        backend: the backend that runs the model.
         prompt: token ids. May be empty if :attr:`Step.logits` is not used.
         texts: the token ids of each text, at least one.
-        capture: the hidden states that every step returns.
         rows_per_step: the maximum number of tokens in a step. Default: the backend's ``paths_per_step``.
         passages: the positions of passages of the prompt whose attention mass is measured.
         cancellation: ends the work.
@@ -132,11 +126,9 @@ def fed_alone(
     """Feed a prompt and a text in one forward pass, without a cache.
 
     Args:
-        model: the model.
-        prompt: token ids, at least one.
-        text: token ids, at least one.
+        prompt, text: token ids, at least one each.
         spec: the hidden states of the text that are captured.
-        passages: the positions of passages of the prompt whose attention mass is measured.
+        passages: as for :func:`fed`.
     """
     token_ids = torch.tensor([[*prompt, *text]], device=model.device)
     inputs = {"use_cache": False} if "use_cache" in model.forward_parameters else {}
@@ -147,20 +139,14 @@ def fed_alone(
         observed_attention(model, probe, len(text), token_ids.shape[1]),
     ):
         logits = model.forward(token_ids, logits_to_keep=len(text) + 1, **inputs).logits[0, -len(text) - 1 :]
-        output = StepOutput(
-            logits[1:],
-            captured.stacked(logits.device)[:, 0],
-            masses=None if probe is None else probe.means(),
-        )
+        masses = None if probe is None else probe.means()
+        output = StepOutput(logits[1:], captured.stacked(logits.device)[:, 0], masses=masses)
     rows = torch.arange(len(text), device=logits.device)
     return Step({0: rows.tolist()}, output, torch.tensor(text, device=logits.device), logits, rows, {0: 1})
 
 
 def groups(texts: Sequence[Sequence[int]], limit: int) -> Iterator[list[int]]:
-    """Group texts by common prefixes, with at most ``limit`` distinct tokens in a group.
-
-    A longer text is a group by itself. Yields the indices of each group's texts.
-    """
+    """Group texts (indices) by common prefixes, with at most ``limit`` distinct tokens, or one longer text."""
     group: list[int] = []
     size = 0
     for number in sorted(range(len(texts)), key=lambda number: tuple(texts[number])):

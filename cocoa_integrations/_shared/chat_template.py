@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, Field, field_validator
 
 from cocoa_engine import CocoaEngine, ConfigError, PromptError
 from cocoa_engine.errors import ChatTemplateError
+from cocoa_engine.model.text import require_unicode
 from cocoa_integrations._shared.reasoning import CLOSING, OPENING
 
 _OF_THE_ADAPTER = {
@@ -50,6 +51,49 @@ class ChatTemplateOptions(BaseModel):
 
 OPTIONS = frozenset(ChatTemplateOptions.model_fields)
 """The names of the options."""
+
+
+def entry_of(
+    role: str,
+    texts: Iterable[str | None],
+    *,
+    name: str | None = None,
+    calls: Iterable[tuple[str | None, str, Any]] = (),
+    reasoning: str = "",
+    answers: str | None = None,
+) -> dict[str, Any]:
+    """A message as a chat template takes it. Metadata of earlier answers, such as risk reports, never reach the prompt.
+
+    Args:
+        role: its role.
+        texts: its text, and that of each invalid call.
+        name: its name; for the result of a tool, that of the tool.
+        calls: its tool calls: the id, the name and the arguments as a dict.
+        reasoning: the reasoning of an assistant.
+        answers: for the result of a tool, the id of the call.
+    """
+    optional = {
+        "name": name,
+        "tool_calls": [
+            {"type": "function", "id": call_id, "function": {"name": called, "arguments": arguments}}
+            for call_id, called, arguments in calls
+        ],
+        "reasoning_content": reasoning,
+    }
+    return {
+        "role": role,
+        "content": "\n".join(filter(None, texts)),
+        **{key: value for key, value in optional.items() if value},
+        **({} if answers is None else {"tool_call_id": answers}),
+    }
+
+
+def require_text(chat: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a conversation without text, or with a lone surrogate."""
+    for number, entry in enumerate(chat):
+        require_unicode(entry["content"], f"content of message {number} ({entry['role']})")
+    if not any(entry["content"].strip() or entry.get("tool_calls") for entry in chat):
+        raise PromptError("the conversation is empty; give at least one message with text")
 
 
 def template_options(source: ChatTemplateOptions) -> ChatTemplateOptions:

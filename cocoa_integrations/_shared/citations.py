@@ -18,32 +18,22 @@ from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machin
 
 CITATIONS_KEY = "cocoa_citations"
 
-MIN_LIFT = 1.0
-"""Default of the lowest lift of a cited part, in nats: without its source, the part is less than 0.37 times as
-probable."""
-
-
-MIN_ATTENTION = 0.05
-"""Default of the lowest attention of a cited part on its source."""
+MIN_LIFT, MIN_ATTENTION = 1.0, 0.05
+"""Defaults of the lowest lift of a cited part, in nats, and of its lowest attention: without a source of that lift, the
+part is less than 0.37 times as probable."""
 
 CitedBy = Literal["lift", "attention"]
-"""What finds the source of a part. ``"lift"``: the source without which the part is least probable. ``"attention"``:
-the source that the model's retrieval heads attended to most while it wrote the part."""
+"""What finds the source of a part: that without which it is least probable, or that which the model attended to most.
+"""
 
 NOT_SEEN = "the model's attention cannot be measured"
 NOT_FOUND = "the prompt does not have the text of every source as it is"
-"""Why the default does not cite by attention."""
-
 CANNOT_ATTEND = (
     "citations by attention need a model with attention over the whole prompt, and a backend that sees it; this model "
     'runs without. Cite with by="lift".'
 )
-
-MOST_PASSAGES = 256
-"""The largest number of passages in the ``source`` of a request to a server: every span has a value for each."""
-
-VALUES: dict[CitedBy, str] = {"lift": "source_lifts", "attention": "source_attentions"}
-"""The key of a span's values by source."""
+MOST_PASSAGES = 256  # in the ``source`` of a request to a server: every span has a value for each
+VALUES: dict[CitedBy, str] = {"lift": "source_lifts", "attention": "source_attentions"}  # by source, of a span
 
 
 class Citation(RangeReport):
@@ -76,18 +66,17 @@ def citing(by: Any, min_lift: Any, min_attention: Any) -> Citing:
     """Check how citations are found. With a lowest lift alone it is by lift; limits default to those above."""
     if by is not None and by not in get_args(CitedBy):
         raise ConfigError(f"by: {unknown([str(by)], get_args(CitedBy), what='value')}")
-    lift = _finite_or("min_lift", min_lift, MIN_LIFT, "a finite number of nats")
-    attention = _finite_or("min_attention", min_attention, MIN_ATTENTION, "a share of the attention in [0, 1]")
     if by is None and min_lift is not None and min_attention is None:
         by = "lift"
-    return Citing(by, {"lift": lift, "attention": attention})
-
-
-def _finite_or(name: str, value: Any, default: float, what: str) -> float:
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ConfigError(f"{name} takes {what}, not {value!r}.")
-    return float(value)
+    lowest: dict[CitedBy, float] = {"lift": MIN_LIFT, "attention": MIN_ATTENTION}
+    limits: dict[CitedBy, Any] = {"lift": min_lift, "attention": min_attention}
+    for kind, value in limits.items():
+        if value is not None:
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not math.isfinite(value):
+                raise ConfigError(f"min_{kind} takes a finite number, not {value!r}.")
+            lowest[kind] = float(value)
+    return Citing(by, lowest)
 
 
 def find_in(text: str, passages: Sequence[str]) -> list[int]:
@@ -97,24 +86,18 @@ def find_in(text: str, passages: Sequence[str]) -> list[int]:
 
 def spread(values: Sequence[float | None], numbers: Sequence[int], count: int) -> list[float | None]:
     """The values of some passages, by the numbers of all ``count``; ``None`` for those without a value."""
-    known = dict(zip(numbers, values, strict=True)) if values else {}
-    return [known.get(number) for number in range(count)]
+    by_number = dict(zip(numbers, values, strict=True)) if values else {}
+    return [by_number.get(number) for number in range(count)]
 
 
 def with_lifts(spans: Sequence[SpanReport], lifts: Sequence[ContextLift | None]) -> list[SpanReport]:
-    """Copies of spans with how the context changed them: the values with the context minus those without it.
-
-    ``context_lift`` is the difference of ``log_prob``, in nats; ``con_mlds_lift`` and ``f_mlds_lift`` are those of the
-    MLDS. All three are ``None`` for a span without tokens.
-    """
-    return [
-        span.with_values(
-            context_lift=None if lift is None else finite(lift.log_prob),
-            con_mlds_lift=None if lift is None else finite(lift.con_mlds),
-            f_mlds_lift=None if lift is None else finite(lift.f_mlds),
-        )
-        for span, lift in zip(spans, lifts, strict=True)
-    ]
+    """Copies of spans with how the context changed them: the values with the context minus those without it."""
+    lifted = []
+    for span, lift in zip(spans, lifts, strict=True):
+        values = (None, None, None) if lift is None else (lift.log_prob, lift.con_mlds, lift.f_mlds)
+        names = ("context_lift", "con_mlds_lift", "f_mlds_lift")
+        lifted.append(span.with_values(**dict(zip(names, map(finite, values), strict=True))))
+    return lifted
 
 
 def lift_in_nats(lift: ContextLift | None) -> float | None:
@@ -128,33 +111,22 @@ def citations_of(
     lowest: float,
     by: CitedBy = "lift",
 ) -> tuple[list[Citation], list[SpanReport]]:
-    """The citations of an answer, in the order of its text.
+    """The citations of an answer, without ids, and its spans with their sources and values.
 
-    Spans that end within a word are taken together, so that a citation never ends there. The lift of a part is the sum
-    over its spans, the attention is the mean over its characters. A part is cited if the highest value of any source
-    reaches ``lowest``; neighbouring parts with the same source are one citation.
-
-    Args:
-        spans: the spans of the answer, in order.
-        values: for each span, the lift or the attention by each source; ``None`` if the source was not in the prompt.
-        lowest: the lowest value of a cited part: nats, or a share of the attention.
-        by: what the values are.
-
-    Returns:
-        The citations, without ids, and the spans with ``source``, and ``source_lifts`` or ``source_attentions``.
+    ``values`` has for each span the lift, in nats, or the attention by each source; ``None`` if the source was not in
+    the prompt. Spans that end within a word are taken together. The lift of a part is the sum over its spans, the
+    attention the mean over its characters. A part is cited if its highest value reaches ``lowest``; neighbouring parts
+    with the same source are one citation.
     """
     parts: list[tuple[int, list[int]]] = []  # the source of each citation, and its spans
-    cited: list[int | None] = [None] * len(spans)
+    sourced = [span.with_values(source=None, **{VALUES[by]: list(of)}) for span, of in zip(spans, values, strict=True)]
     is_open = False
 
     def value_of(numbers: Sequence[int], source: int) -> float:
-        of_source = [(values[number][source], max(1, len(spans[number].text or ""))) for number in numbers]
-        known = [(value, length) for value, length in of_source if value is not None]
-        if not known:
-            return -math.inf
-        if by == "lift":
-            return math.fsum(value for value, _ in known)
-        return math.fsum(value * length for value, length in known) / sum(length for _, length in known)
+        pairs = [(values[number][source], max(1, len(spans[number].text or ""))) for number in numbers]
+        measured = [(value, length if by == "attention" else 1) for value, length in pairs if value is not None]
+        count = sum(length for _, length in measured) if by == "attention" else 1
+        return math.fsum(value * length for value, length in measured) / count if measured else -math.inf
 
     for words in whole_words(spans):
         totals = [value_of(words, source) for source in range(len(values[words[0]]))]
@@ -164,36 +136,26 @@ def citations_of(
             is_open = is_open and not is_visible
             continue
         for number in words:
-            cited[number] = best + 1
+            sourced[number] = sourced[number].with_values(source=best + 1)
         if is_open and parts[-1][0] == best and spans[parts[-1][1][-1]].end == spans[words[0]].start:
             parts[-1][1].extend(words)
         else:
             parts.append((best, list(words)))
         is_open = True
-    citations = [
-        Citation(
-            id=None,
-            source=source + 1,
-            start=spans[numbers[0]].start,
-            end=spans[numbers[-1]].end,
-            text="".join(spans[number].text or "" for number in numbers),
-            spans=numbers,
-        ).with_values(**{by: value_of(numbers, source)})
-        for source, numbers in parts
-    ]
-    return citations, [
-        span.with_values(source=source, **{VALUES[by]: list(of_span)})
-        for span, source, of_span in zip(spans, cited, values, strict=True)
-    ]
+    citations = []
+    for source, numbers in parts:
+        place = {"start": spans[numbers[0]].start, "end": spans[numbers[-1]].end, "spans": numbers}
+        text, value = "".join(spans[number].text or "" for number in numbers), {by: value_of(numbers, source)}
+        citations.append(Citation(id=None, source=source + 1, text=text, **place, **value))
+    return citations, sourced
 
 
 def marker_edits(text: str, citations: Sequence[Citation]) -> list[Edit]:
     """The changes that insert the markers, in the order of the text.
 
     The sources of a clause stand together at its end, before the punctuation there: ``It is red [1][2].`` A clause is
-    cited if a citation has one of its content words, or a part of one; in a clause without content words every word
-    counts. The markers of a block of code stand in the clause before it, or in a line before the block. The citations
-    have offsets in the text.
+    cited if a citation has one of its content words, or of its words if it has none. The markers of a block of code
+    stand in the clause before it, or in a line before the block.
     """
     parts = clauses(text)
     begins = [part.start for part in parts]
@@ -224,8 +186,7 @@ def marker_edits(text: str, citations: Sequence[Citation]) -> list[Edit]:
 def with_markers(text: EditedText, citations: Sequence[Citation], report: RiskReport) -> Change:
     """What markers after the citations make of a text. They replace those that it has.
 
-    Each answer in the text has markers of its own; one that a program reads, see :func:`.is_machine_read`, has none.
-    The citations have offsets in the original of the text.
+    Each answer in the text has markers of its own; one that a program reads has none.
     """
     begin, edits = text.begin, list[Edit]()
     whole: list[RangeReport] = [RangeReport(start=begin, end=begin + len(text.original))]
@@ -244,13 +205,12 @@ def with_markers(text: EditedText, citations: Sequence[Citation], report: RiskRe
 def whole_words(spans: Sequence[SpanReport]) -> list[list[int]]:
     """The numbers of the spans, those that share a word together."""
     groups: list[list[int]] = []
-    before = ""
+    before, end = "", -1
     for number, span in enumerate(spans):
         text = span.text or ""
-        within = bool(groups) and before[-1:].isalnum() and text[:1].isalnum()
-        if within and spans[number - 1].end == span.start:
+        if groups and end == span.start and before[-1:].isalnum() and text[:1].isalnum():
             groups[-1].append(number)
         else:
             groups.append([number])
-        before = text or before
+        before, end = text or before, span.end
     return groups

@@ -1,8 +1,7 @@
 """Changes of the text of an answer, and the offsets of its report that follow them.
 
-A report lists the changes of its text under ``edits``, with offsets in the text as it was before them. All other
-offsets refer to the text that is shown. A step that changes a text begins with the original and all changes, so that
-the result does not depend on the order of the steps.
+A report lists the changes of its text under ``edits``, with offsets in the original. All other offsets refer to the
+text that is shown. A step begins with the original and all changes, so that the order of steps does not matter.
 """
 
 from __future__ import annotations
@@ -10,47 +9,41 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.report import EditReport, RangeReport, RiskReport, SpanReport
 
 Entry = TypeVar("Entry", bound=RangeReport)
-
-_LISTS = ("spans", "check", "claims", "sentences", "parts")
-"""The lists of a report whose entries have offsets."""
-
 Edit = EditReport
 """A change of a stretch of a text. A stretch without characters is a place at which a marker is inserted."""
 
 
-class Mover(Protocol):
-    """Copies of entries with their offsets in a changed text; ``shift`` is from them to the offsets of spans."""
-
-    def __call__(self, entries: Iterable[Entry], shift: int = 0) -> list[Entry]: ...
-
-
 class Change(NamedTuple):
-    """What a step makes of the text of an answer: the text, all changes of the original, and what moves entries."""
+    """What a step makes of the text of an answer: the text, all changes of the original, and what moves entries.
+
+    ``moved(entries, shift=0)`` copies them; ``shift`` is from their offsets to those of spans.
+    """
 
     text: str
     edits: Sequence[Edit]
-    moved: Mover
+    moved: Callable[..., list[Any]]
 
     def of_report(self, report: RiskReport) -> RiskReport:
         """A copy of the report with the offsets of everything in it moved."""
-        values: dict[str, Any] = {
-            key: self.moved(getattr(report, key)) for key in _LISTS if key in report.model_fields_set
-        }
+
+        def moved(entries: Mapping[str, Any]) -> dict[str, Any]:
+            return dict(zip(entries, self.moved(entries.values()), strict=True))
+
+        lists = report.model_fields_set & {"spans", "check", "claims", "sentences", "parts"}
+        values: dict[str, Any] = {key: self.moved(getattr(report, key)) for key in lists}
         if report.fields:
-            values["fields"] = dict(zip(report.fields, self.moved(report.fields.values()), strict=True))
+            values["fields"] = moved(report.fields)
         if report.tool_calls:
-            values["tool_calls"] = [
-                call.with_values(arguments=dict(zip(call.arguments, self.moved(call.arguments.values()), strict=True)))
-                for call in report.tool_calls
-            ]
+            calls = report.tool_calls
+            values["tool_calls"] = [call.with_values(arguments=moved(call.arguments)) for call in calls]
         if self.edits:
             values["edits"] = list(self.edits)
         return report.with_values(**values)
@@ -78,8 +71,6 @@ def replacement(report: RiskReport, text: str) -> Change:
 
 
 _FENCED = re.compile(r"```\w*\n(.*)\n```", re.DOTALL)
-
-
 _CUT_OFF = frozenset(
     literal[:end] for literal in ("true", "false", "null", "-", ".", "e+", "e-", "E+", "E-") for end in range(6)
 )
@@ -87,10 +78,9 @@ _CUT_OFF = frozenset(
 
 
 def is_machine_read(text: str, report: RiskReport) -> bool:
-    """Whether a program reads an answer: JSON was asked for, or it is an object or an array of JSON.
+    """Whether JSON was asked for, or the answer, perhaps in one block of code, is an object or an array of JSON.
 
-    Neither marks nor markers are inserted in such an answer, because it could not be parsed then. The text may be one
-    block of code.
+    Neither marks nor markers are inserted in such an answer, because it could not be parsed then.
     """
     fenced = _FENCED.fullmatch(text.strip())
     try:
@@ -114,35 +104,27 @@ def may_become_json(text: str) -> bool:
     return not text[end:].strip()
 
 
-class _Piece(NamedTuple):
-    """What is shown in place of ``start`` to ``end`` of the original; ``opens`` or ``closes`` a mark."""
+_CLOSES, _INSERTS, _OPENS, _REPLACES = range(4)  # what pieces do at one place, in this order
 
-    start: int
+
+class _Piece(NamedTuple):
+    place: tuple[int, int, int, int]  # the start in the original, what it does, the order of those that do the same
     end: int
     new: str
-    opens: Edit | None = None
-    closes: Edit | None = None
+    edit: Edit
     was: str = ""
 
     @property
-    def comes_before(self) -> bool:
-        """Whether it is no part of what begins at its place: what closes a mark there, or a marker."""
-        return self.opens is None and self.start == self.end
+    def start(self) -> int:
+        return self.place[0]
 
 
 class EditedText:
-    """The text of an answer with changes.
+    """The text of an answer with changes: ``original`` is the text without them, ``text`` that with them.
 
-    Args:
-        original: the text without them.
-        edits: the changes. A mark is closed before a marker at its end. A marker inside a mark or a replaced stretch is
-            moved to its end. What lies within a replaced stretch is not changed any more. Marks of one form that
-            overlap are one mark, so that the same mark twice is as once.
-        begin: the offset of the first character, after any reasoning.
-        replaced: whether the whole answer was replaced. Nothing of it is shown then.
-
-    Attributes:
-        text: the text with the changes.
+    A mark is closed before a marker at its end. A marker inside a mark or a replaced stretch is moved to its end. Marks
+    of one form that overlap are one mark. ``begin`` is the offset of the first character, after any reasoning. If the
+    whole answer was ``replaced``, nothing of it is shown.
     """
 
     def __init__(self, original: str, edits: Sequence[Edit] = (), begin: int = 0, *, replaced: bool = False) -> None:
@@ -152,7 +134,7 @@ class EditedText:
             for edit in _combined(edits)
         ]
         self._pieces = _pieces(self.edits)
-        self._starts = [piece.start for piece in self._pieces]
+        self._places = [piece.place for piece in self._pieces]
         self._shifts = [0, *accumulate(len(piece.new) - (piece.end - piece.start) for piece in self._pieces)]
         self._shown = [piece.start + shift for piece, shift in zip(self._pieces, self._shifts, strict=False)]
         parts, position = [], 0
@@ -193,10 +175,7 @@ class EditedText:
         return edited
 
     def spans(self, entries: Sequence[SpanReport]) -> list[SpanReport]:
-        """Copies of the spans of the answer that are shown, with the offsets that they have in the original.
-
-        Text before the answer, such as a closing tag, is cut off their texts.
-        """
+        """The spans of the answer that are shown, as they are in the original, without text before it such as a tag."""
         spans = []
         for span in [] if self.replaced else self.originals(entries):
             if not span.is_reasoning:
@@ -221,10 +200,10 @@ class EditedText:
         return [entry.with_values(start=start - shift, end=end - shift) for (start, end), entry in places]
 
     def originals(self, entries: Iterable[Entry], shift: int = 0) -> list[Entry]:
-        """Copies of entries with the offsets that they have in the original.
+        """Copies of entries with the offsets that they have in the original. ``shift`` is added to their offsets.
 
         A marked entry is shown without the white space at its ends, and one in a replaced stretch as all of it. Its
-        text, and the end of the entry before it, tell where it was. ``shift`` is added to their offsets.
+        text, and the end of the entry before it, tell where it was.
         """
         originals = []
         before = 0
@@ -266,32 +245,23 @@ class EditedText:
         first = max(start, self.begin) + len(stretch) - len(stretch.lstrip())
         last = first + len(stretch.strip())
 
-        def is_around(mark: Edit | None) -> bool:
-            return mark is not None and first < last and mark.start <= first and last <= mark.end
+        def around(does: int, low: int, high: int) -> list[int]:  # the pieces of marks around the words, in a range
+            numbers = range(bisect_left(self._places, (low,)), bisect_left(self._places, (high, does + 1)))
+            marks = [(number, self._pieces[number]) for number in numbers if self._places[number][1] == does]
+            return [n for n, piece in marks if first < last and piece.edit.start <= first and last <= piece.edit.end]
 
-        pieces = self._pieces
-        number = bisect_left(self._starts, start)
-        if number and pieces[number - 1].end > start:
-            shown = self._shown[number - 1]
-        else:
-            while number < len(pieces) and self._starts[number] == start and pieces[number].comes_before:
-                number += 1
-            shown = start + self._shifts[number]
-            while number < len(pieces) and self._starts[number] <= first:
-                if is_around(pieces[number].opens):
-                    shown = self._starts[number] + self._shifts[number + 1]
-                number += 1
-        number = bisect_left(self._starts, end)
-        if number and pieces[number - 1].end > end:
-            return shown, self._shown[number - 1] + len(pieces[number - 1].new)
-        while number < len(pieces) and self._starts[number] == end:
-            if pieces[number].closes is None or is_around(pieces[number].closes):
-                break
-            number += 1
-        for within in range(bisect_left(self._starts, last), number):
-            if is_around(pieces[within].closes):
-                return shown, last + self._shifts[within]
-        return shown, max(shown, end + self._shifts[number])
+        shown = start + self._shifts[bisect_left(self._places, (start, _OPENS))]
+        before = bisect_left(self._places, (start,)) - 1
+        if before >= 0 and self._pieces[before].end > start:  # inside what is replaced
+            shown = self._shown[before]
+        elif opening := around(_OPENS, start, first):
+            shown = self._pieces[opening[-1]].start + self._shifts[opening[-1] + 1]
+        before = bisect_left(self._places, (end,)) - 1
+        if before >= 0 and self._pieces[before].end > end:
+            return shown, self._shown[before] + len(self._pieces[before].new)
+        if closing := around(_CLOSES, last, end):
+            return shown, (end if self._pieces[closing[0]].start == end else last) + self._shifts[closing[0]]
+        return shown, max(shown, end + self._shifts[bisect_left(self._places, (end, _INSERTS))])
 
 
 def _combined(edits: Sequence[Edit]) -> list[Edit]:
@@ -305,48 +275,44 @@ def _combined(edits: Sequence[Edit]) -> list[Edit]:
         end = min((old.start for old in replaced if old.start > edit.start), default=edit.end)
         replaced.append(edit.with_values(start=max(start, edit.start), end=min(end, edit.end)))
     marks: dict[tuple[str | None, str | None], list[Edit]] = {}
+    markers: dict[tuple[int, str], set[int]] = {}
+    stretches = list(replaced)
     for edit in edits:
         if edit.text is None and edit.start < edit.end:
-            start = min([edit.start, *(one.start for one in replaced if one.start < edit.start < one.end)])
-            end = max([edit.end, *(one.end for one in replaced if one.start < edit.end < one.end)])
-            around = [(one.start, one.end) for one in replaced if one.start <= start and end <= one.end]
+            start = min([edit.start, *(old.start for old in replaced if old.start < edit.start < old.end)])
+            end = max([edit.end, *(old.end for old in replaced if old.start < edit.end < old.end)])
+            around = [(old.start, old.end) for old in replaced if old.start <= start and end <= old.end]
             if around in ([], [(start, end)]):
                 marks.setdefault((edit.before, edit.after), []).append(edit.with_values(start=start, end=end))
-    stretches = [*replaced, *(mark for of_form in marks.values() for mark in _united(of_form))]
-    markers: dict[tuple[int, str], set[int]] = {}
+    for of_form in marks.values():  # those that overlap are one
+        united: list[Edit] = []
+        for mark in sorted(of_form, key=lambda mark: mark.start):
+            if united and mark.start < united[-1].end:
+                united[-1] = united[-1].with_values(end=max(united[-1].end, mark.end))
+            else:
+                united.append(mark)
+        stretches += united
     for edit in edits:
         if edit.start == edit.end:
             marker = edit.after or ""
             place, form = edit.start, "{}\n" if marker.endswith("\n") else " {}"
-            while inside := [one.end for one in stretches if one.start < place < one.end]:
+            while inside := [stretch.end for stretch in stretches if stretch.start < place < stretch.end]:
                 place, form = max(inside), " {}"
             markers.setdefault((place, form), set()).update(map(int, re.findall(r"\d+", marker)))
     groups = {key: "".join(f"[{source}]" for source in sorted(sources)) for key, sources in markers.items()}
-    markers_of = groups.items()
-    return [*stretches, *(Edit(start=at, end=at, after=form.format(group)) for (at, form), group in markers_of)]
-
-
-def _united(marks: Sequence[Edit]) -> list[Edit]:
-    """Marks of one form, in the order of the text. Those that overlap are one."""
-    united: list[Edit] = []
-    for mark in sorted(marks, key=lambda one: one.start):
-        if united and mark.start < united[-1].end:
-            last = united.pop()
-            mark = last.with_values(end=max(last.end, mark.end))
-        united.append(mark)
-    return united
+    return [*stretches, *(Edit(start=at, end=at, after=form.format(group)) for (at, form), group in groups.items())]
 
 
 def _pieces(edits: Sequence[Edit]) -> list[_Piece]:
     """What the changes insert and replace, in the order of the shown text. Marks at one place are nested by size."""
-    keyed: list[tuple[tuple[int, int, int, int], _Piece]] = []
+    pieces: list[_Piece] = []
     for number, edit in enumerate(edits):
         start, end = edit.start, edit.end
         if start == end:
-            keyed.append(((end, 1, number, 0), _Piece(end, end, edit.after or "")))
+            pieces.append(_Piece((end, _INSERTS, number, 0), end, edit.after or "", edit))
         elif edit.text is not None:
-            keyed.append(((start, 3, 0, 0), _Piece(start, end, edit.text, was=edit.was or "")))
+            pieces.append(_Piece((start, _REPLACES, 0, 0), end, edit.text, edit, edit.was or ""))
         else:
-            keyed.append(((start, 2, -end, -number), _Piece(start, start, edit.before or "", opens=edit)))
-            keyed.append(((end, 0, -start, number), _Piece(end, end, edit.after or "", closes=edit)))
-    return [piece for _, piece in sorted(keyed, key=lambda one: one[0])]
+            pieces.append(_Piece((start, _OPENS, -end, -number), start, edit.before or "", edit))
+            pieces.append(_Piece((end, _CLOSES, -start, number), end, edit.after or "", edit))
+    return sorted(pieces, key=lambda piece: piece.place)

@@ -16,20 +16,13 @@ from cocoa_engine.report import GateReport, Metric, RiskReport, SpanReport, fini
 from cocoa_engine.risk import marked_stretches
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read
 
-GateMetric = Literal["risk", "con_mlds", "f_mlds", "self_information", "answer_risk"]
-"""A value of a span, or the risk of the answer as a whole."""
-
-Risky = SpanReport | Unit
-"""A span, claim or sentence that is compared with a threshold."""
-
+GateMetric = Literal["risk", "con_mlds", "f_mlds", "self_information", "answer_risk"]  # of a span, or of the answer
+Risky = SpanReport | Unit  # what is compared with a threshold
 Mark = str | Callable[[str, Risky], str]
 """How a risky span is marked: a template with ``{text}`` and ``{value}``, or a function of its text and the span."""
 
-MARK = "[[{text}]]"
-"""Default of a mark."""
-
-ABSTENTION = "I don't know."
-"""Default of the text that replaces an answer that is too risky."""
+MARK, ABSTENTION = "[[{text}]]", "I don't know."
+"""Defaults of a mark, and of the text that replaces an answer that is too risky."""
 
 
 def require_known(name: str, value: Any, known: Any) -> None:
@@ -46,18 +39,14 @@ def reaches(value: float, threshold: float) -> bool:
 def measured_units(spans: Sequence[SpanReport], metric: Metric, unit: UnitLevel) -> list[tuple[Risky, float]]:
     """The spans with visible text, or the claims or sentences, each with the value of the metric.
 
-    A line break or an end-of-sequence token cannot be a hallucination, and the reasoning of a model is not its answer.
-    The value of a claim is the highest of its spans, that of a sentence the mean of its three highest claims. In an
-    answer without claims the sentences take their place. A visible span whose value is not a finite number counts in
-    every unit. Where a span of the report has no text, the spans take the place of claims and sentences.
+    A line break cannot be a hallucination, and reasoning is not the answer. The value of a claim is the highest of its
+    spans, that of a sentence the mean of its three highest claims. Spans take the place of claims without texts.
     """
-    text = None
     if unit != "span":
-        answer = [span for span in spans if not span.is_reasoning]
-        text = measured_text(answer, lambda span: span.value(metric))
-    if unit == "span" or text is None:
-        return [(span, span.value(metric)) for span in spans if span.is_visible]
-    return [(part, part.risk or 0.0) for part in text.compared(unit)]
+        text = measured_text([span for span in spans if not span.is_reasoning], lambda span: span.value(metric))
+        if text is not None:
+            return [(part, part.risk or 0.0) for part in text.compared(unit)]
+    return [(span, span.value(metric)) for span in spans if span.is_visible]
 
 
 def highest(spans: Sequence[SpanReport], metric: Metric, unit: UnitLevel = "span") -> float:
@@ -74,19 +63,8 @@ def kind_of(metric: str, report: RiskReport) -> tuple[str, str | None]:
 class Limit:
     """A threshold for answers. An answer is too risky if one of its units, or the answer as a whole, reaches it.
 
-    Spans that contain only whitespace do not count. Claims have no punctuation or function words; an answer without
-    claims is compared by its sentences. A value that is not a finite number reaches every threshold, wherever it is.
-
-    Attributes:
-        threshold: in the unit of the metric. `None` is the threshold that the report of the answer has: the
-            calibrator's, or the measured default of its ``risk_source``.
-        metric: the value that is compared. ``risk`` and ``answer_risk`` are in [0, 1]. `None` is ``answer_risk`` where
-            a report has one, and otherwise ``risk``; with a threshold or another unit than the span it is ``risk``.
-        unit: the parts of the answer that are compared: ``span``, ``claim`` or ``sentence``.
-
-    Raises:
-        ConfigError: the threshold is not a finite number, is outside the scale of the metric, or is missing for a
-            metric without a default; or the metric or the unit is unknown.
+    The threshold `None` is that of the report. The metric `None` is ``answer_risk`` where a report has one, and
+    otherwise ``risk``; with a threshold or another unit than the span it is ``risk``.
     """
 
     threshold: float | None = None
@@ -118,31 +96,26 @@ class Limit:
 
     def metric_for(self, report: RiskReport) -> GateMetric:
         """The value of an answer that is compared."""
-        if self.metric is not None:
-            return self.metric
-        return "answer_risk" if report.has_answer_risk else "risk"
-
-    def kind_for(self, report: RiskReport) -> tuple[str, str | None]:
-        """The metric of an answer and what its risk is, as of :func:`kind_of`."""
-        return kind_of(self.metric_for(report), report)
+        if self.metric == "answer_risk" and not report.has_answer_risk:
+            raise ConfigError(
+                "this answer has no answer_risk, because its model has no calibrator for answers; fit one with `cocoa "
+                "calibrate --questions`, or compare metric='risk', the risk of its spans"
+            )
+        return self.metric or ("answer_risk" if report.has_answer_risk else "risk")
 
     def risky(self, spans: Sequence[SpanReport], report: RiskReport | None = None) -> list[tuple[Risky, float]]:
-        """The spans, claims or sentences that reach the threshold, each with its value.
+        """The spans, claims or sentences that reach the threshold, each with its value; none for a metric of answers.
 
-        There are none if the metric is that of whole answers. Without a threshold they are the spans that reach their
-        own, or the claims and sentences that reach that of the report.
+        Without a threshold they are the spans that reach their own, or the units that reach that of the report.
         """
         if self.metric == "answer_risk":
             return []
-        threshold = self.threshold
-        if threshold is None and self.unit != "span":
-            if report is None:
-                return []
-            threshold = self.threshold_for(report)
-        measured = measured_units(spans, self._metric_of_spans, self.unit)
-        if threshold is not None:
-            return [(part, value) for part, value in measured if reaches(value, threshold)]
-        return [(part, value) for part, value in measured if part.flagged or math.isinf(value)]  # type: ignore[union-attr]
+        threshold, measured = self.threshold, measured_units(spans, self.metric or "risk", self.unit)
+        if threshold is None and self.unit == "span":
+            return [(part, value) for part, value in measured if part.flagged or math.isinf(value)]  # type: ignore[union-attr]
+        if threshold is None:
+            threshold = math.inf if report is None else self.threshold_for(report)
+        return [(part, value) for part, value in measured if reaches(value, threshold)]
 
     def reached(self, report: RiskReport) -> bool:
         """Whether an answer is too risky."""
@@ -153,16 +126,12 @@ class Limit:
 
     def value(self, report: RiskReport) -> float:
         """The value of an answer: its risk as a whole, or the highest value of its spans."""
-        if self.metric_for(report) != "answer_risk":
-            return highest(report.spans, self._metric_of_spans, self.unit)
-        self._require_answer_risk(report)
-        return severity(report.answer_risk)
+        metric = self.metric_for(report)
+        return severity(report.answer_risk) if metric == "answer_risk" else highest(report.spans, metric, self.unit)
 
     def threshold_for(self, report: RiskReport) -> float:
         """The threshold that applies to an answer; it must be on the scale of the answer's risks."""
         source, metric = report.risk_source, self.metric_for(report)
-        if metric == "answer_risk":
-            self._require_answer_risk(report)
         if metric == "risk" and source in ("f_mlds", "con_mlds"):
             raise ConfigError(
                 f"the risk of this answer is its raw MLDS, because risk={source!r} was set; give metric={source!r} "
@@ -178,21 +147,12 @@ class Limit:
             )
         return math.inf if default is None else float(default)
 
-    @staticmethod
-    def _require_answer_risk(report: RiskReport) -> None:
-        if not report.has_answer_risk:
-            raise ConfigError(
-                "this answer has no answer_risk, because its model has no calibrator for answers; fit one with `cocoa "
-                "calibrate --questions`, or compare metric='risk', the risk of its spans"
-            )
-
     def error(self, report: RiskReport) -> HallucinationRiskError:
         """The error for an answer that is too risky."""
         value, threshold, metric = self.value(report), self.threshold_for(report), self.metric_for(report)
         named, source = "the answer", ""
         if metric != "answer_risk":
-            units = measured_units(report.spans, self._metric_of_spans, self.unit)
-            worst, _ = max(units, key=lambda measured: measured[1])
+            worst, _ = max(measured_units(report.spans, metric, self.unit), key=lambda measured: measured[1])
             named = f"characters {worst.start} to {worst.end}" if worst.text is None else repr(worst.text)
         if metric == "risk" and (kind := SOURCES.get(report.risk_source or "")):
             source = f" ({kind})"
@@ -215,16 +175,8 @@ class Limit:
             **unit,
         )
 
-    @property
-    def _metric_of_spans(self) -> Metric:
-        """The value of a span that is compared where the answer has none as a whole."""
-        return "risk" if self.metric is None or self.metric == "answer_risk" else self.metric
-
     def with_marks(self, text: str, report: RiskReport, mark: Mark) -> Change:
-        """What marks around the risky spans, claims or sentences make of the text of an answer.
-
-        An answer that a program reads, see :func:`.is_machine_read`, is redacted, and not marked otherwise.
-        """
+        """What marks around the risky spans, claims or sentences make of a text. JSON is only redacted."""
         edited, answers = EditedText.of(text, report), list[list[SpanReport]]()
         for span in edited.spans(report.spans):
             if answers and answers[-1][-1].end == span.start:
@@ -233,9 +185,8 @@ class Limit:
                 answers.append([span])
         edits: list[Edit] = []
         for spans in answers:
-            of_answer = self.mark_edits(spans, mark, report)
-            plain = not is_machine_read(_text_of(spans), report)
-            edits += [edit for edit in of_answer if plain or edit.text is not None]
+            plain = not is_machine_read("".join(span.text or "" for span in spans), report)
+            edits += [edit for edit in self.mark_edits(spans, mark, report) if plain or edit.text is not None]
         return edited.changed(edits)
 
     def mark_edits(
@@ -243,15 +194,13 @@ class Limit:
     ) -> list[Edit]:
         """The changes that mark each risky span, claim or sentence, in the order of the text.
 
-        A mark is in one clause and holds whole words, see :func:`.marked_stretches`. Marks that touch are one, with the
-        highest of their values. One whose result does not have the text redacts it. Code is redacted, and not marked
-        otherwise. The offsets are those of the spans, which :meth:`.EditedText.spans` gives; ``before`` is text before
-        them, such as the line that opens a block of code.
+        A mark holds whole words of one clause. Marks that touch are one, with the highest of their values. One whose
+        result does not have the text redacts it; code is only redacted. ``before`` is text before the spans.
         """
-        risky = self.risky(spans, report)
-        begin, text = spans[0].start - len(before) if spans else 0, before + _text_of(spans)
+        risky, edits = self.risky(spans, report), []
+        begin = spans[0].start - len(before) if spans else 0
+        text = before + "".join(span.text or "" for span in spans)
         ranges = [(part.start - begin, part.end - begin) for part, _ in risky]
-        edits = []
         for start, end, numbers, is_code in marked_stretches(text, ranges, with_code=callable(mark)):
             riskiest, value = max((risky[number] for number in numbers), key=lambda measured: measured[1])
             place = {"text": text[start:end], "start": begin + start, "end": begin + end}
@@ -259,10 +208,6 @@ class Limit:
             if edit.text is not None or not is_code:
                 edits.append(edit)
         return edits
-
-
-def _text_of(spans: Sequence[SpanReport]) -> str:
-    return "".join(span.text or "" for span in spans)
 
 
 def _marked(part: Risky, value: float, mark: Mark) -> Edit:
@@ -274,21 +219,15 @@ def _marked(part: Risky, value: float, mark: Mark) -> Edit:
         before = before.replace("\0", core)
     else:
         marked = str(mark(core, part))
-        before, after = _around(core, marked)
+        starts = [place.start() for place in re.finditer(f"(?={re.escape(core)})", marked)]
+        # the last place where the text is no part of a word
+        words = [at for at in starts if not (marked[at + len(core) : at + len(core) + 1] + marked[:at][-1:]).isalnum()]
+        at = max(words or starts, default=0)
+        before, after = marked[:at], marked[at + len(core) :]
     if f"{before}{core}{after}" == marked:
         around = {name: value for name, value in (("before", before), ("after", after)) if value}
         return Edit(start=end - len(core), end=end, **around)
     return Edit(start=end - len(core), end=end, text=marked)
-
-
-def _around(text: str, marked: str) -> tuple[str, str]:
-    """What stands around a text in its marked form. Of several places it is the last where the text is no part of a
-    word.
-    """
-    ends = [found.start() + len(text) for found in re.finditer(f"(?={re.escape(text)})", marked)]
-    words = [end for end in ends if not (marked[end : end + 1] + marked[: end - len(text)][-1:]).isalnum()]
-    end = max(words or ends, default=0)
-    return marked[: max(end - len(text), 0)], marked[end:]
 
 
 def require_reaction(on_risk: str, known: Any, mark: Mark, answer: str) -> None:
@@ -296,11 +235,9 @@ def require_reaction(on_risk: str, known: Any, mark: Mark, answer: str) -> None:
     require_known("on_risk", on_risk, known)
     if not isinstance(answer, str):
         raise ConfigError(f"answer takes a text, not a {type(answer).__name__}")
-    if callable(mark):
-        return
     try:
-        marked = mark.format(text="text", value=0.5)
+        if callable(mark) or "text" in mark.format(text="text", value=0.5):
+            return
     except (AttributeError, KeyError, IndexError, ValueError) as error:
         raise ConfigError(f"mark takes a function, or a text with the fields {{text}} and {{value}}: {error}") from None
-    if "text" not in marked:
-        raise ConfigError(f"mark has no {{text}} field, so it would drop the text of the span: {mark!r}")
+    raise ConfigError(f"mark has no {{text}} field, so it would drop the text of the span: {mark!r}")

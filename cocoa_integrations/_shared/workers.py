@@ -1,21 +1,25 @@
-"""Worker threads for async calls, one pool per engine."""
+"""Work outside of the caller's thread: worker threads for async calls, and streams that end with their reader."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import ParamSpec, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from contextlib import suppress
+from functools import partial, wraps
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+from typing_extensions import Self
 
 from cocoa_engine import Cancellation, Runtime
 from cocoa_engine.forks import call_in_child, free_in_child
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+Item = TypeVar("Item", covariant=True)
 
 
 class HasRuntime(Protocol):
@@ -26,7 +30,7 @@ class HasRuntime(Protocol):
         """How the engine runs its model."""
 
 
-_pools: WeakKeyDictionary[HasRuntime, ThreadPoolExecutor] = WeakKeyDictionary()
+_pools: weakref.WeakKeyDictionary[HasRuntime, ThreadPoolExecutor] = weakref.WeakKeyDictionary()
 _running: set[Callable[[], object]] = set()
 _lock = free_in_child(threading.Lock())
 call_in_child(_pools.clear)  # their threads do not exist in the child
@@ -36,7 +40,7 @@ call_in_child(_running.clear)
 async def in_worker(
     engine: HasRuntime, call: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
 ) -> Result:
-    """Like ``asyncio.to_thread``, but in a thread pool that belongs to the engine.
+    """Like ``asyncio.to_thread``, but in a thread pool of the engine, which ends with the engine.
 
     The default executor of an event loop has only a few threads more than there are cores. That can be too few to fill
     a batch, and other work of the application would wait in the same queue.
@@ -45,9 +49,25 @@ async def in_worker(
     :meth:`Cancellation.run <cocoa_engine.Cancellation.run>`.
     """
     cancellation = Cancellation()
-    in_context = partial(contextvars.copy_context().run, lambda: cancellation.run(call, *args, **kwargs))
+    context = contextvars.copy_context()
+
+    def counted() -> Result:
+        _running.add(counted)
+        try:
+            return context.run(cancellation.run, call, *args, **kwargs)
+        finally:
+            _running.discard(counted)
+
+    with _lock:
+        if engine not in _pools:
+            runtime = engine.runtime
+            # one more than the engine admits, so that the engine refuses the excess call; the pool would queue it
+            _pools[engine] = ThreadPoolExecutor(
+                runtime.max_batch_size + runtime.max_queue + 1, thread_name_prefix="cocoa"
+            )
+        pool = _pools[engine]
     try:
-        return await asyncio.get_running_loop().run_in_executor(_pool_of(engine), _counted, in_context)
+        return await asyncio.get_running_loop().run_in_executor(pool, counted)
     except asyncio.CancelledError:
         cancellation.cancel()
         raise
@@ -58,21 +78,69 @@ def running() -> int:
     return len(_running)
 
 
-def _counted(call: Callable[[], Result]) -> Result:
-    _running.add(call)
-    try:
-        return call()
-    finally:
-        _running.discard(call)
+class ClosableIterator(Protocol[Item]):
+    """A generator, or a :class:`~cocoa_engine.SpanStream`."""
+
+    def __next__(self) -> Item:
+        """The next item."""
+
+    def close(self) -> None:
+        """Stop the work."""
 
 
-def _pool_of(engine: HasRuntime) -> ThreadPoolExecutor:
-    """The pool of an engine. Its threads start as they are needed and end with the engine."""
-    with _lock:
-        if engine not in _pools:
-            runtime = engine.runtime
-            # one more than the engine admits, so that the engine refuses the excess call; the pool would queue it
-            _pools[engine] = ThreadPoolExecutor(
-                runtime.max_batch_size + runtime.max_queue + 1, thread_name_prefix="cocoa"
-            )
-        return _pools[engine]
+class AsyncStream(Generic[Result]):
+    """Iterates over a synchronous stream, each step in a worker thread of the engine.
+
+    The stream does no work between two steps, so an abandoned stream costs nothing. Use it as an async context manager,
+    which closes the stream. A step that is running when the task is cancelled ends before the next layer of its
+    pass, provided the stream's own ``close`` or its cancellation stops it. A cancellation ends what a step does outside
+    of forward passes; by default, the end of the task that waits does.
+    """
+
+    def __init__(
+        self, engine: HasRuntime, stream: ClosableIterator[Result], cancellation: Cancellation | None = None
+    ) -> None:
+        self._engine, self._stream = engine, stream
+        # StopIteration cannot be raised into a future, so the end of the stream is a value: the stream itself
+        step: Callable[[], Any] = partial(next, stream, stream)
+        self._step = step if cancellation is None else partial(cancellation.run, step)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Result:
+        item: Any = await in_worker(self._engine, self._step)
+        if item is self._stream:
+            raise StopAsyncIteration
+        result: Result = item
+        return result
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Close the stream. Nothing is awaited, so this is safe while the task is being cancelled."""
+        with suppress(ValueError):  # a worker thread is inside a generator, which cannot be closed from outside
+            self._stream.close()
+
+
+def closed_at_exit(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Close the generator that a method returns when the process ends.
+
+    Otherwise Python closes it after it has cleared the modules that a framework's generator uses on closing, and prints
+    a traceback.
+    """
+
+    def close(generator: weakref.ref[Generator[Any, Any, Any]]) -> None:
+        if (alive := generator()) is not None:
+            with suppress(ValueError):  # a thread runs it
+                alive.close()
+
+    @wraps(method)
+    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        made = method(*args, **kwargs)
+        if isinstance(made, Generator):
+            weakref.finalize(made, close, weakref.ref(made))
+        return made
+
+    return wrapped

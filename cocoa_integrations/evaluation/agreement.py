@@ -18,8 +18,6 @@ _TRUE = ("1", "true", "yes", "correct")
 _FALSE = ("0", "false", "no", "wrong", "incorrect")
 
 
-_NAMES = {"info": "informativeness"}
-
 AnswerKey = tuple[str, str]  # an arm and the id of a sample
 Labels = dict[str, dict[AnswerKey, bool]]
 
@@ -88,13 +86,15 @@ def agreement(judged: Mapping[AnswerKey, bool | None], people: Labels) -> dict[s
     """
     verdicts = {key: verdict for key, verdict in judged.items() if verdict is not None}
     judge = {name: _kappa(verdicts, labels) for name, labels in people.items()}
-    between_people = {
-        f"{first}, {second}": _kappa(people[first], people[second]) for first, second in combinations(people, 2)
-    }
-    with_judge, between = _mean(judge), _mean(between_people)
+    pairs = {f"{one}, {other}": _kappa(people[one], people[other]) for one, other in combinations(people, 2)}
+    means = []
+    for scores in (judge, pairs):
+        defined = [score["kappa"] for score in scores.values() if score["kappa"] is not None]
+        means.append(math.fsum(defined) / len(defined) if defined else None)
+    with_judge, between = means
     return {
         "judge": judge,
-        "people": between_people,
+        "people": pairs,
         "mean_judge": with_judge,
         "mean_people": between,
         "ratio": with_judge / between if with_judge is not None and between else None,
@@ -104,16 +104,14 @@ def agreement(judged: Mapping[AnswerKey, bool | None], people: Labels) -> dict[s
 
 def in_words(agreed: Mapping[str, Any], criterion: str) -> str:
     """The result of :func:`agreement` for a criterion, as Markdown."""
-    lines = [f"- judge and {name}: {_shown(score)}" for name, score in agreed["judge"].items()]
-    lines += [f"- {pair}: {_shown(score)}" for pair, score in agreed["people"].items()]
-    ratio = agreed["ratio"]
-    last = [] if ratio is None else ["", f"The judge's mean kappa is {ratio:.2f} times that between annotators."]
-    return "\n".join([f"Cohen's kappa, about {_NAMES.get(criterion, criterion)}:", "", *lines, *last]) + "\n"
-
-
-def _shown(score: Mapping[str, Any]) -> str:
-    kappa = "undefined, all labels are equal" if score["kappa"] is None else f"{score['kappa']:.3f}"
-    return f"{kappa} (labels in common: {score['pairs']})"
+    lines = [f"Cohen's kappa, about {'informativeness' if criterion == 'info' else criterion}:", ""]
+    scores = {f"judge and {name}": score for name, score in agreed["judge"].items()} | agreed["people"]
+    for names, score in scores.items():
+        kappa = "undefined, all labels are equal" if score["kappa"] is None else f"{score['kappa']:.3f}"
+        lines.append(f"- {names}: {kappa} (labels in common: {score['pairs']})")
+    if (ratio := agreed["ratio"]) is not None:
+        lines += ["", f"The judge's mean kappa is {ratio:.2f} times that between annotators."]
+    return "\n".join(lines) + "\n"
 
 
 def _kappa(first: Mapping[AnswerKey, bool], second: Mapping[AnswerKey, bool]) -> dict[str, Any]:
@@ -125,8 +123,3 @@ def _kappa(first: Mapping[AnswerKey, bool], second: Mapping[AnswerKey, bool]) ->
 
 def _kappa_score() -> Any:
     return need("sklearn.metrics", extra="eval", what="Cohen's kappa").cohen_kappa_score
-
-
-def _mean(kappas: Mapping[str, Mapping[str, Any]]) -> float | None:
-    defined = [score["kappa"] for score in kappas.values() if score["kappa"] is not None]
-    return math.fsum(defined) / len(defined) if defined else None

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cocoa_engine.cli.info import declared_options, load_engine
-from cocoa_engine.cli.labelled import short_name
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, Runner, with_options
 from cocoa_engine.cli.output import on_interrupt, output
 from cocoa_engine.cli.progress import Progress, Stage
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
 
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown, also on a terminal.")]
+PaperModel = Annotated[
+    str | None, typer.Option(help="Model of the paper to compare with. Default: the most similar one.")
+]
 
-_SWEPT = ("method", "metric", "alpha")
-_SHARED = tuple(name for name in CocoaConfig.model_fields if name not in _SWEPT)
 
-
-@with_options(*_SHARED)
+@with_options(*(name for name in CocoaConfig.model_fields if name not in ("method", "metric", "alpha")))
 def evaluate(
     config: CocoaConfig,
     loading: LoadOptions,
@@ -52,9 +51,7 @@ def evaluate(
     alphas: Annotated[str, typer.Option("--alpha", help="Penalty weights, comma-separated.")] = "2.5",
     limit: Annotated[int | None, typer.Option(min=1, max=10**7, help="Maximum number of samples.")] = None,
     shuffle: Annotated[int | None, typer.Option(help="Seed for shuffling the samples before --limit.")] = None,
-    paper_model: Annotated[
-        str | None, typer.Option(help="Model of the paper to compare with. Default: the most similar one.")
-    ] = None,
+    paper_model: PaperModel = None,
     confirm_run_unsafe_code: Annotated[
         bool,
         typer.Option(
@@ -77,11 +74,24 @@ def evaluate(
             return load_engine(model, loading, calibrator, progress=progress)
         return runner(declared_options(model, loading, calibrator), threads=loading.threads)
 
-    chosen = find_task(task)
-    out = out or Path(f"{chosen.name}-{short_name(model)}")
-    arms = make_arms(_list(methods), _list(metrics), [_number(alpha) for alpha in _list(alphas)])
-    choose_model(chosen.name, model or MODEL_NAME, paper_model)  # reports a wrong name before the evaluation
+    chosen, name = find_task(task), model or MODEL_NAME
+    out = out or Path(f"{chosen.name}-{name.rstrip('/').rpartition('/')[2]}")
+    lists = [[part.strip() for part in text.split(",") if part.strip()] for text in (methods, metrics, alphas)]
+    try:
+        weights = [float(alpha) for alpha in lists[2]]
+    except ValueError as error:
+        raise ConfigError(f"alpha: {str(error).partition('float: ')[2]} is not a number") from None
+    arms = make_arms(lists[0], lists[1], weights)
+    choose_model(chosen.name, name, paper_model)  # reports a wrong name before the evaluation
     samples = load_samples(chosen.name, data, limit=limit, shuffle=shuffle)
+    # without --forward, --threads and --device-map, which change results only by rounding
+    described = {"name": name, "dtype": loading.dtype}
+    if loading.weights != "stored":
+        described["weights"] = loading.weights
+    if calibrator is not None:
+        described["calibrator"] = (
+            sha256(calibrator.read_bytes()).hexdigest() if calibrator.is_file() else str(calibrator)
+        )
     interrupted = on_interrupt(f"what was measured is kept in {out}: repeat the command to resume")
     with interrupted, progress.stage(chosen.name, f"answers of {chosen.name}") as stage:
         results = run(
@@ -91,10 +101,7 @@ def evaluate(
             arms,
             out,
             config=config,
-            # without --forward, --threads and --device-map, which change results only by rounding
-            model={"name": model or MODEL_NAME, "dtype": loading.dtype}
-            | ({} if loading.weights == "stored" else {"weights": loading.weights})
-            | ({} if calibrator is None else {"calibrator": _identity(calibrator)}),
+            model=described,
             data=describe_data(data, shuffle=shuffle),
             limit=limit,
             paper_model=paper_model,
@@ -105,24 +112,7 @@ def evaluate(
     show(report(chosen, results, paper_model), output(no_color=False), as_markdown=markdown)
 
 
-def _identity(calibrator: Path) -> str:
-    """A digest of a calibrator's file, or the word that was given instead of a file."""
-    return sha256(calibrator.read_bytes()).hexdigest() if calibrator.is_file() else str(calibrator)
-
-
-def _list(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"alpha: {text!r} is not a number") from None
-
-
-FACTS = 5.0
-"""About how many facts a summary states, for the time left."""
+FACTS = 5.0  # that a summary states, about, for the time left
 
 
 def judge(
@@ -141,9 +131,7 @@ def judge(
     attempts: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of attempts per prompt.")] = 3,
     timeout: Annotated[float, typer.Option(min=0.001, max=10**6, help="Time limit for one reply in seconds.")] = 120.0,
     concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of concurrent prompts.")] = 4,
-    paper_model: Annotated[
-        str | None, typer.Option(help="Model of the paper to compare with. Default: the most similar one.")
-    ] = None,
+    paper_model: PaperModel = None,
     factscore: Annotated[
         bool,
         typer.Option(

@@ -29,7 +29,6 @@ _READERS: dict[str, Callable[[Path], Iterable[Row]]] = {
     ".jsonl": read_json_lines,
     ".parquet": read_parquet,
 }
-SUFFIXES = tuple(_READERS)
 
 
 def find_file(path: str | Path) -> Path:
@@ -40,15 +39,15 @@ def find_file(path: str | Path) -> Path:
     """
     path = Path(path).expanduser()
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.is_file() and _suffix(file) in SUFFIXES)
+        files = sorted(file for file in path.iterdir() if file.is_file() and _suffix(file) in _READERS)
         if len(files) != 1:
             names = ", ".join(file.name for file in files) or "none"
             raise DataError(f"{path} is a folder that does not contain exactly one data file ({names}); name the file")
         return files[0]
     if not path.is_file():
         raise DataError(f"there is no file {path}; give the path of the data on this machine, nothing is downloaded")
-    if _suffix(path) not in SUFFIXES:
-        raise DataError(f"{path}: data files are {', '.join(SUFFIXES)} (or .gz of the first three)")
+    if _suffix(path) not in _READERS:
+        raise DataError(f"{path}: data files are {', '.join(_READERS)} (or .gz of the first three)")
     return path
 
 
@@ -75,7 +74,6 @@ def _suffix(path: Path) -> str:
 
 
 def json_lines(values: Iterable[Mapping[str, Any]]) -> str:
-    """Values as JSON lines."""
     return "".join(dumps(value, ensure_ascii=False, allow_nan=False) + "\n" for value in values)
 
 
@@ -89,12 +87,8 @@ def read_lines(file: Path, kind: type[BaseModel] = RowModel) -> list[dict[str, A
 
     An incomplete last line is removed from the file.
 
-    Args:
-        file: the file.
-        kind: the model that every line must fit.
-
     Raises:
-        DataError: another line does not fit.
+        DataError: another line does not fit the model ``kind``.
     """
     if not file.exists():
         return []

@@ -51,11 +51,14 @@ def code_of(answer: str) -> str:
     lines = re.sub(r"\[PYTHON\]", "\n```\n", text, flags=re.IGNORECASE).split("\n")
     fences = [number for number, line in enumerate(lines) if _FENCE.fullmatch(line)]
     ends = chain([(-1, len(lines))], combinations((-1, *fences, len(lines)), 2))
-    parts = (_joined(lines[before + 1 : end]) for before, end in islice(ends, _MAX_PARTS))
-    code = next(filter(_is_code, parts), None)
+
+    def joined(start: int, end: int | None) -> str:
+        return dedent("\n".join(lines[start:end])).strip("\n")
+
+    code = next(filter(_is_code, (joined(before + 1, end) for before, end in islice(ends, _MAX_PARTS))), None)
     if code is not None or not fences:
-        return code or _joined(lines)
-    return _joined(lines[fences[0] + 1 : fences[1] if len(fences) > 1 else None])
+        return code or joined(0, None)
+    return joined(fences[0] + 1, fences[1] if len(fences) > 1 else None)
 
 
 def passes(code: str, tests: Sequence[str], *, seconds: float = SECONDS, confirm_run_unsafe_code: bool = False) -> bool:
@@ -93,14 +96,7 @@ def passes(code: str, tests: Sequence[str], *, seconds: float = SECONDS, confirm
 
 
 def require_confinement(confirm_run_unsafe_code: bool) -> None:
-    """Refuse to run generated code where bubblewrap does not work.
-
-    Args:
-        confirm_run_unsafe_code: run it anyway.
-
-    Raises:
-        ConfigError: it does not work, and ``confirm_run_unsafe_code`` was not given; or this is no POSIX system.
-    """
+    """Raise a ConfigError where bubblewrap does not work, unless ``confirm_run_unsafe_code``, or without POSIX."""
     if os.name != "posix":
         raise ConfigError("running generated code needs Linux or macOS")
     if not (confirm_run_unsafe_code or confines()):
@@ -128,10 +124,6 @@ def _bubblewrap() -> list[str]:
         "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv",
         *(part for path in seen for part in ("--ro-bind-try", path, path)), "--dev", "/dev", "--chdir", "/",
     ]  # fmt: skip
-
-
-def _joined(lines: list[str]) -> str:
-    return dedent("\n".join(lines)).strip("\n")
 
 
 def _is_code(text: str) -> bool:

@@ -29,17 +29,13 @@ if TYPE_CHECKING:
     from cocoa_integrations.evaluation.harness_task import Engines
 
 SETTINGS, SAMPLES = "settings.json", "samples.jsonl"
-_INCREASABLE = "limit"  # a resumed run may raise it: the samples of the earlier run are then its first samples
-
 Row = dict[str, Any]
 """A line of ``samples.jsonl``."""
 
 Rows = dict[tuple[str, str], Row]
 """Rows by arm and sample id."""
 
-
-_Finite = Annotated[float, Field(ge=-1e100, le=1e100)]
-"""Sums of larger numbers might not be finite."""
+_Finite = Annotated[float, Field(ge=-1e100, le=1e100)]  # sums of larger numbers might not be finite
 
 
 class _Strict(BaseModel):
@@ -97,8 +93,18 @@ def new_run(path: Path, settings: Mapping[str, Any]) -> Iterator[Rows]:
     except (OSError, ValueError) as error:  # ValueError: the path contains a NUL character
         raise ConfigError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
     with locked(path):
-        rows = _read_rows(path / SAMPLES)
-        _claim(path, loads(dumps(settings)), begun=bool(rows))
+        rows, now, file = _read_rows(path / SAMPLES), loads(dumps(settings)), path / SETTINGS
+        there = _read_settings(file) if file.exists() else None
+        if there is None:
+            if other_files := sorted(entry.name for entry in path.iterdir() if entry.name != LOCK):
+                raise ConfigError(f"{path} is not empty and contains no run ({other_files[0]}); name a new folder")
+        elif rows and (differences := "; ".join(_differences(there, now))):
+            raise ConfigError(
+                f"{path} contains a run with other settings: {differences}. Name another folder, or give the same "
+                "settings to resume the run"
+            )
+        if there != now:
+            write_file(file, dumps(now, indent=2, ensure_ascii=False) + "\n")
         yield rows
 
 
@@ -121,33 +127,13 @@ def finished_run(path: Path) -> Iterator[tuple[dict[str, Any], Rows]]:
         yield settings, rows
 
 
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Replace the rows of a folder as a whole."""
-    write_file(path / SAMPLES, json_lines(rows))
-
-
-def _claim(path: Path, settings: dict[str, Any], *, begun: bool) -> None:
-    file = path / SETTINGS
-    if file.exists():
-        there = _read_settings(file)
-        if begun and (differences := list(_differences(there, settings))):
-            raise ConfigError(
-                f"{path} contains a run with other settings: {'; '.join(differences)}. Name another folder, or give "
-                "the same settings to resume the run"
-            )
-        if there == settings:
-            return
-    elif other_files := sorted(entry.name for entry in path.iterdir() if entry.name != LOCK):
-        raise ConfigError(f"{path} is not empty and contains no run ({other_files[0]}); name a new folder")
-    write_file(file, dumps(settings, indent=2, ensure_ascii=False) + "\n")
-
-
 def _differences(there: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for name in dict.fromkeys((*there, *now)):
         old, new = there.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             yield from _differences(old, new, f"{prefix}{name}.")
-        elif old != new and not (name == _INCREASABLE and old is not None and (new is None or new > old)):
+        # a larger limit resumes the run: its samples are then the first ones
+        elif old != new and not (name == "limit" and old is not None and (new is None or new > old)):
             yield f"{prefix}{name} is {dumps(old)} there, {dumps(new)} now"
 
 
@@ -167,7 +153,6 @@ def _read_rows(file: Path) -> Rows:
     return rows
 
 
-FORMAT = 2
 PART = 50
 """Samples of one run of the harness. Their rows are written after it, and an interrupted evaluation continues there."""
 
@@ -222,7 +207,14 @@ def evaluate(
     if not samples or not arms:
         raise ConfigError("an evaluation needs at least one sample and one arm")
     need("lm_eval.api.task", extra="eval", what="an evaluation")
-    shared = shared_settings(task, config or CocoaConfig())
+    config = config or CocoaConfig()
+    length = config.max_new_tokens if "max_new_tokens" in config.model_fields_set else task.max_new_tokens
+    shared = config.replace(max_new_tokens=length, stop=tuple(dict.fromkeys((*task.until, *config.stop))))
+    decore_heads = shared.decore_heads if any(arm.method == "decore" for arm in arms) else None
+    try:
+        heads = None if decore_heads is None else fingerprint(Path(decore_heads))
+    except OSError as error:
+        raise ConfigError(f"decore_heads: {decore_heads} cannot be read ({error})") from None
     if model is None:
         from cocoa_engine import CocoaEngine  # which loads torch
 
@@ -230,12 +222,12 @@ def evaluate(
             raise ConfigError("give model=... to describe the model that the function loads")
         model = {"name": engine.model_name, "dtype": str(engine.held_model.dtype)}
     settings = {
-        "format": FORMAT,
+        "format": 2,
         "version": __version__,
         "task": task.name,
         "model": dict(model),
         "decoding": shared.model_dump(mode="json", exclude={"method", "metric", "alpha"}),
-        "decore_heads": _digest(shared.decore_heads) if any(arm.method == "decore" for arm in arms) else None,
+        "decore_heads": heads,
         "data": None if data is None else dict(data),
         "limit": limit,
     }
@@ -263,8 +255,15 @@ def evaluate(
                     part = some[start : start + size]
                     own = run_arm(lm, task, arm, part, arm.config(shared), confirm_run_unsafe_code)
                     rows |= {(row["arm"], row["id"]): row for row in own}
-                    write_rows(out, [rows[key] for key in dict.fromkeys((*ordered, *rows)) if key in rows])
-        summary = summarise([rows[key] for key in ordered], lambda own: _measured(task, own))
+                    known = [rows[key] for key in dict.fromkeys((*ordered, *rows)) if key in rows]
+                    write_file(out / SAMPLES, json_lines(known))
+
+        def measured(own: Sequence[Row]) -> Measured:
+            names = [column.metric for column in task.columns]
+            values = {name: {row["id"]: row["metrics"][name] for row in own} for name in names}
+            return {"rejected": sum(rejected(row["answer"]) == 1 for row in own)}, values, {}
+
+        summary = summarise([rows[key] for key in ordered], measured)
         results = {"settings": settings, "samples": len(samples), "arms": summary}
         write_results(out, "results", results, report(task, results, paper_model), table="table")
     return results
@@ -299,23 +298,3 @@ def write_results(folder: Path, name: str, results: Mapping[str, Any], shown: st
     """Write results to ``NAME.json`` in the folder of a run, and their tables to ``NAME.md`` or ``TABLE.md``."""
     write_file(folder / f"{name}.json", dumps(results, indent=2, ensure_ascii=False) + "\n")
     write_file(folder / f"{table or name}.md", shown)
-
-
-def _measured(task: EvalTask, rows: Sequence[Row]) -> Measured:
-    values = {column.metric: {row["id"]: row["metrics"][column.metric] for row in rows} for column in task.columns}
-    return {"rejected": sum(rejected(row["answer"]) == 1 for row in rows)}, values, {}
-
-
-def shared_settings(task: EvalTask, config: CocoaConfig) -> CocoaConfig:
-    """The settings of a task: its length limit, unless ``config`` has one, and its stop texts."""
-    given = config.model_fields_set
-    length = config.max_new_tokens if "max_new_tokens" in given else task.max_new_tokens
-    return config.replace(max_new_tokens=length, stop=tuple(dict.fromkeys((*task.until, *config.stop))))
-
-
-def _digest(heads: str | None) -> str | None:
-    """The digest of DeCoRe's file of heads."""
-    try:
-        return None if heads is None else fingerprint(Path(heads))
-    except OSError as error:
-        raise ConfigError(f"decore_heads: {heads} cannot be read ({error})") from None

@@ -17,7 +17,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 
-from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Generation, Span, rescore
+from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Span, rescore
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.evaluation import generated_code
 from cocoa_integrations.evaluation.tasks import TASKS, Arm, EvalTask, Sample, load_samples
@@ -32,12 +32,29 @@ class CocoaTask(ConfigurableTask):
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self.cocoa_task = TASKS[config["dataset_kwargs"]["task_name"]]
-        own = {name: value for name, value in config.items() if name != "class"}
-        super().__init__(config={**_config(self.cocoa_task), **own})
+        self.cocoa_task = task = TASKS[config["dataset_kwargs"]["task_name"]]
+        metrics = [
+            {"metric": column.metric, "aggregation": "mean", "higher_is_better": column.better == "more"}
+            for column in task.columns
+        ]
+        generation = {"until": list(task.until), "max_gen_toks": task.max_new_tokens}
+        choice = {"output_type": "multiple_choice", "doc_to_choice": "choices", "target_delimiter": ""}
+        greedy = {"do_sample": False, "temperature": 0.0}
+        generated = {"output_type": "generate_until", "generation_kwargs": {**generation, **greedy}}
+        defaults = {
+            "custom_dataset": load,
+            "test_split": "test",
+            "num_fewshot": 0,
+            "doc_to_text": "prompt",
+            "doc_to_target": "target",
+            "process_results": "process_results",  # the method of this class
+            "unsafe_code": task.runs_code and not generated_code.confines(),
+            "metric_list": metrics,
+            **(choice if task.multiple_choice else generated),
+        }
+        super().__init__(config=defaults | {name: value for name, value in config.items() if name != "class"})
 
     def construct_requests(self, doc: Any, ctx: str, **options: Any) -> Any:
-        """The requests to the model for one document."""
         if not self.cocoa_task.multiple_choice:
             return super().construct_requests(doc, ctx, **options)
         options.pop("chat_template", None)
@@ -50,7 +67,6 @@ class CocoaTask(ConfigurableTask):
         ]
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
-        """The metrics of an answer, or of the scores of the choices."""
         sample = Sample.model_validate({name: doc[name] for name in Sample.model_fields})
         if self.cocoa_task.multiple_choice:
             return self.cocoa_task.measure(sample, list(results))
@@ -62,14 +78,8 @@ class CocoaTask(ConfigurableTask):
 def load(task_name: str, data: str | Mapping[str, str] | None = None, **_: Any) -> dict[str, Dataset]:
     """The documents of a task.
 
-    Args:
-        task_name: the name of the task.
-        data: the path of the data file, from the harness's ``--metadata``. For several tasks in one run, a dict of
-            paths by the harness's task names.
-
-    Raises:
-        ConfigError: no path was given.
-        DataError: the file cannot be used.
+    ``data`` is the path of the data file, from the harness's ``--metadata``; for several tasks in one run, a dict of
+    paths by the harness's task names.
     """
     name = f"cocoa_{task_name}"
     path = data.get(name) if isinstance(data, Mapping) else data
@@ -88,41 +98,8 @@ def _documents(samples: Sequence[Sample]) -> dict[str, Dataset]:
     return {"test": Dataset.from_list(documents)}
 
 
-def _config(task: EvalTask) -> dict[str, Any]:
-    """The harness configuration of a task."""
-    config: dict[str, Any] = {
-        "custom_dataset": load,
-        "test_split": "test",
-        "num_fewshot": 0,
-        "doc_to_text": "prompt",
-        "doc_to_target": "target",
-        "process_results": "process_results",  # the method of this class
-        "unsafe_code": task.runs_code and not generated_code.confines(),
-        "metric_list": [
-            {"metric": column.metric, "aggregation": "mean", "higher_is_better": column.better == "more"}
-            for column in task.columns
-        ],
-    }
-    if task.multiple_choice:
-        return {**config, "output_type": "multiple_choice", "doc_to_choice": "choices", "target_delimiter": ""}
-    generation = {
-        "until": list(task.until),
-        "max_gen_toks": task.max_new_tokens,
-        "do_sample": False,
-        "temperature": 0.0,
-    }
-    return {**config, "output_type": "generate_until", "generation_kwargs": generation}
-
-
 class ArmTask(CocoaTask):
-    """A task with given samples, whose requests :class:`ArmModel` answers with more than texts and scores.
-
-    Args:
-        task: the task.
-        name: its name in the harness.
-        samples: the samples.
-        config: the settings of the arm.
-    """
+    """A task with given samples, whose requests :class:`ArmModel` answers with more than texts and scores."""
 
     def __init__(self, task: EvalTask, name: str, samples: Sequence[Sample], config: CocoaConfig) -> None:
         self._documents = _documents(samples)
@@ -131,7 +108,6 @@ class ArmTask(CocoaTask):
         super().__init__({"task": name, "dataset_kwargs": {"task_name": task.name}, **own})
 
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **_: Any) -> None:
-        """Take the samples that are there."""
         self.dataset = self._documents
 
     def build_all_requests(self, **options: Any) -> None:
@@ -140,7 +116,6 @@ class ArmTask(CocoaTask):
             super().build_all_requests(**options)
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
-        """The metrics of an answer, or of the scores of the choices."""
         plain = [response.score if self.cocoa_task.multiple_choice else response.text for response in results]
         return super().process_results(doc, plain)
 
@@ -160,14 +135,9 @@ class Engines(Protocol):
 
 
 class ArmModel(LM):
-    """The model of the harness that answers the requests of :class:`ArmTask`.
+    """The model of the harness that answers the requests of :class:`ArmTask`, with the settings of an arm, ``config``.
 
-    Args:
-        engine: the engine, or many.
-        advance: called with the number of requests that were answered.
-
-    Attributes:
-        config: the settings of the arm. It is set before each run.
+    ``advance`` is called with the number of requests that were answered.
     """
 
     loglikelihood = loglikelihood_rolling = None  # not requested
@@ -202,11 +172,7 @@ class ArmModel(LM):
 
 
 def answer(
-    kind: Kind,
-    config: CocoaConfig,
-    advance: Callable[[int], object],
-    engine: CocoaEngine,
-    requests: Sequence[Instance],
+    kind: Kind, config: CocoaConfig, advance: Callable[[int], object], engine: CocoaEngine, requests: Sequence[Instance]
 ) -> list[Any]:
     """What ``CocoaLM`` returns for requests, with these settings. Generations have the risk of the engine."""
     lm = CocoaLM(engine=engine)
@@ -231,38 +197,42 @@ def run_arm(
     tasks = {"tasks": {name: ArmTask(task, name, samples, config)}}
     options: Any = {"bootstrap_iters": 0, "confirm_run_unsafe_code": confirm_run_unsafe_code}
     logged = lm_eval.evaluate(lm, tasks, **options)["samples"][name]
-    return [
-        {
-            "arm": str(arm),
-            "id": sample.id,
-            **arm._asdict(),
-            "sample": sample.digest,
-            **sample.model_dump(include={"question", "references", "incorrect", "context"}),
-            **(_choices if task.multiple_choice else _generated)(task, sample, row["filtered_resps"]),
-            "metrics": {column.metric: float(row[column.metric]) for column in task.columns},
-        }
-        for sample, row in zip(samples, logged, strict=True)
-    ]
-
-
-def _choices(task: EvalTask, sample: Sample, spans: Sequence[Span]) -> dict[str, Any]:
-    choices = [
-        {"text": span.text, "correct": number < len(sample.references), "score": span.score, "spans": _as_json([span])}
-        for number, span in enumerate(spans)
-    ]
-    return {"answer": max(spans, key=lambda span: span.score).text.strip(), "choices": choices}
-
-
-def _generated(task: EvalTask, sample: Sample, generations: Sequence[Generation]) -> dict[str, Any]:
-    (generation,) = generations
-    return {
-        "answer": task.answer(generation.text),
-        "finish_reason": generation.finish_reason,
-        "usage": generation.usage.model_dump(mode="json"),
-        "spans": _as_json(generation.spans),
-    }
+    rows = []
+    for sample, logged_row in zip(samples, logged, strict=True):
+        answers = logged_row["filtered_resps"]
+        if task.multiple_choice:
+            choices = [
+                {
+                    "text": span.text,
+                    "correct": at < len(sample.references),
+                    "score": span.score,
+                    "spans": _as_json([span]),
+                }
+                for at, span in enumerate(answers)
+            ]
+            best = max(answers, key=lambda span: span.score)
+            own = {"answer": best.text.strip(), "choices": choices}
+        else:
+            (generation,) = answers
+            own = {
+                "answer": task.answer(generation.text),
+                "finish_reason": generation.finish_reason,
+                "usage": generation.usage.model_dump(mode="json"),
+                "spans": _as_json(generation.spans),
+            }
+        rows.append(
+            {
+                "arm": str(arm),
+                "id": sample.id,
+                **arm._asdict(),
+                "sample": sample.digest,
+                **sample.model_dump(include={"question", "references", "incorrect", "context"}),
+                **own,
+                "metrics": {column.metric: float(logged_row[column.metric]) for column in task.columns},
+            }
+        )
+    return rows
 
 
 def _as_json(spans: Sequence[Span]) -> list[Any]:
-    """The spans as plain JSON, in which infinite numbers are strings."""
     return [loads(span.model_dump_json()) for span in spans]

@@ -29,15 +29,7 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.lab.files import RowModel
 from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
 from cocoa_integrations.evaluation.files import append_lines, read_lines
-from cocoa_integrations.evaluation.harness import (
-    Measure,
-    Measured,
-    Row,
-    Rows,
-    finished_run,
-    summarise,
-    write_results,
-)
+from cocoa_integrations.evaluation.harness import Measure, Measured, Row, Rows, finished_run, summarise, write_results
 from cocoa_integrations.evaluation.prompts import CHECK, QUESTIONS, SPLIT, facts_of, yes_or_no
 from cocoa_integrations.evaluation.table import report
 from cocoa_integrations.evaluation.tasks import TASKS, Column
@@ -48,13 +40,12 @@ if TYPE_CHECKING:
     from langchain_core.runnables import Runnable
 
 TOKENS = ("input_tokens", "output_tokens")
-TRUTH, _INFO = Column("truth", "Truth. (%)"), Column("info", "Info. (%)")
-"""The first is the column of tasks that are not in :data:`COLUMNS`."""
+TRUTH = Column("truth", "Truth. (%)")  # of tasks that are not in COLUMNS
 
 COLUMNS = {
     "truthfulqa_gen": (
         TRUTH,
-        _INFO,
+        Column("info", "Info. (%)"),
         Column("rejected", "Rej. rate (%)", better="less"),
         Column("truth_and_info", "T×I (%)"),
         Column("truth_kept", "Truth. (%), not rejected"),
@@ -75,10 +66,6 @@ class Asked(NamedTuple):
     key: str
     prompt: str
     verdict: Callable[[str], Any]
-
-
-_Reply = tuple[str | None, str | None, dict[str, int] | None]
-"""The text of a reply or an error message, and the numbers of tokens if the provider reports them."""
 
 
 class _Line(RowModel):
@@ -142,18 +129,22 @@ class Judge:
         Raises:
             DataError: the file was changed after it was written.
         """
-        verdicts = self._verdicts_of(read_lines(file, _Line))
+        known = self._own_lines(file)
+        verdicts = {line["key"]: line["verdict"] for line in known if line.get("verdict") is not None}
         remaining = {asked.key: asked for asked in prompts if asked.key not in verdicts}
         begin(len(remaining))
         for lines in self.replies(list(remaining.values())):
             append_lines(file, lines)
-            verdicts |= self._verdicts_of(lines)
+            verdicts |= {line["key"]: line["verdict"] for line in lines if line["verdict"] is not None}
             advance(1)
         return verdicts
 
+    def _own_lines(self, file: Path) -> list[dict[str, Any]]:
+        return [line for line in read_lines(file, _Line) if line["judge"] == self.name]
+
     def results(self, file: Path, settings: Mapping[str, Any], rows: Rows, measure: Measure) -> dict[str, Any]:
         """The results of a run, and their cost: the calls, those that failed, and the tokens, as far as reported."""
-        own = [line for line in read_lines(file, _Line) if line["judge"] == self.name]
+        own = self._own_lines(file)
         tokens = {name: sum((line.get("tokens") or {}).get(name, 0) for line in own) for name in TOKENS}
         return {
             "settings": settings,
@@ -177,43 +168,34 @@ class Judge:
         """Send a prompt until there is a verdict. Returns a line for each attempt."""
         lines: list[dict[str, Any]] = []
         while len(lines) < self._attempts and not stopped.is_set():
-            reply, error, tokens = self._reply(asked.prompt, stopped)
-            verdict = None if reply is None else asked.verdict(reply)
-            if verdict is None and error is None:
-                error = "no verdict in the reply"
-            line = {"judge": self.name, "key": asked.key, "verdict": verdict, "reply": reply, "error": error}
-            lines.append({**line, "tokens": tokens})
-            if verdict is not None:
+            replies: SimpleQueue[dict[str, Any]] = SimpleQueue()
+            # a daemon thread does not block the exit if the judge hangs
+            threading.Thread(target=lambda to: to.put(self._reply(asked)), args=(replies,), daemon=True).start()
+            deadline, reply = time.monotonic() + self._timeout, None
+            while reply is None and (remaining := deadline - time.monotonic()) > 0 and not stopped.is_set():
+                with contextlib.suppress(Empty):
+                    reply = replies.get(timeout=min(remaining, 0.5))
+            late = {"verdict": None, "reply": None, "error": f"no reply within {self._timeout:g} s", "tokens": None}
+            lines.append({"judge": self.name, "key": asked.key, **(reply or late)})
+            if lines[-1]["verdict"] is not None:
                 break
         return lines
 
-    def _reply(self, prompt: str, stopped: threading.Event) -> _Reply:
-        """The reply. The judge runs in a daemon thread, which does not block the exit if it hangs."""
-        replies: SimpleQueue[_Reply] = SimpleQueue()
-
-        def ask() -> None:
-            try:
-                message = self._model.invoke(prompt)
-                text = str(message.text)
-                text.encode()  # raises an error for a lone surrogate, which cannot be stored
-                usage: Any = message.usage_metadata
-                counts = usage if isinstance(usage, Mapping) else {}  # some providers' are wrong; the reply counts
-                tokens = {name: counts[name] for name in TOKENS if type(counts.get(name)) is int}
-                replies.put((text, None, tokens or None))
-            except Exception as error:  # the errors of providers have no common base
-                described = f"{type(error).__name__}: {error}"
-                replies.put((None, described.encode("utf-8", "backslashreplace").decode(), None))
-
-        threading.Thread(target=ask, daemon=True).start()
-        deadline = time.monotonic() + self._timeout
-        while (remaining := deadline - time.monotonic()) > 0 and not stopped.is_set():
-            with contextlib.suppress(Empty):
-                return replies.get(timeout=min(remaining, 0.5))
-        return None, f"no reply within {self._timeout:g} s", None
-
-    def _verdicts_of(self, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        own = [line for line in lines if line["judge"] == self.name]
-        return {line["key"]: line["verdict"] for line in own if line.get("verdict") is not None}
+    def _reply(self, asked: Asked) -> dict[str, Any]:
+        """A reply with its verdict, or an error message, and the numbers of tokens if the provider reports them."""
+        try:
+            message = self._model.invoke(asked.prompt)
+            text = str(message.text)
+            text.encode()  # raises an error for a lone surrogate, which cannot be stored
+            usage: Any = message.usage_metadata
+            counts = usage if isinstance(usage, Mapping) else {}  # some providers' are wrong; the reply counts
+            tokens = {name: counts[name] for name in TOKENS if type(counts.get(name)) is int}
+        except Exception as error:  # the errors of providers have no common base
+            described = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
+            return {"verdict": None, "reply": None, "error": described, "tokens": None}
+        verdict = asked.verdict(text)
+        lacks = "no verdict in the reply" if verdict is None else None
+        return {"verdict": verdict, "reply": text, "error": lacks, "tokens": tokens or None}
 
 
 def judge_run(
@@ -279,7 +261,8 @@ def _judged(
     """The number of answers of an arm without a verdict, the values of each sample, and further means."""
     verdicts = {name: {row["id"]: judged.get((row["arm"], row["id"], name)) for row in rows} for name in criteria}
     means: dict[str, float | None] = {"truth_and_info": None, "truth_and_info_kept": None}
-    for suffix, chosen in (("", rows), ("_kept", [row for row in rows if not row["metrics"].get("rejected")])):
+    kept = [row for row in rows if not row["metrics"].get("rejected")]
+    for suffix, chosen in (("", rows), ("_kept", kept)):
         for name in criteria:
             favourable = [verdicts[name][row["id"]] is True for row in chosen]
             means[name + suffix] = sum(favourable) / len(favourable) if favourable else None
@@ -323,10 +306,8 @@ def factscore_run(
         judge: the chat model. It is called with temperature 0.
         gamma: the length penalty of FActScore's code, which uses 10: a summary with F <= gamma facts is multiplied by
             exp(1 - gamma / F). `None` applies none.
-        begin: called twice with the number of remaining prompts: before the summaries are split, and before the facts
-            are checked.
-        advance: called with the number of prompts that were completed.
-        **options: ``name``, ``attempts``, ``timeout`` and ``concurrency``, as for :class:`Judge`.
+        begin, advance, **options: as for :func:`judge_run`. ``begin`` is called before the summaries are split, and
+            before the facts are checked.
 
     Returns:
         The content of ``factscore.json``. A summary that is empty or states no fact has no score. Neither has one that
@@ -383,12 +364,7 @@ def _factscored(
 
 
 def factscore(supported: Sequence[bool], gamma: float | None = None) -> float:
-    """The share of facts that are supported, times the length penalty exp(1 - gamma / F) for F <= gamma facts.
-
-    Args:
-        supported: for each fact, at least one, whether the source supports it.
-        gamma: see :func:`factscore_run`.
-    """
+    """The share of facts that are supported, times the length penalty ``gamma`` of :func:`factscore_run`."""
     share = sum(supported) / len(supported)
     return share if gamma is None or len(supported) > gamma else share * math.exp(1 - gamma / len(supported))
 
@@ -406,7 +382,6 @@ def factscore_report(results: Mapping[str, Any]) -> str:
 
 
 def _cost_in_words(spent: Mapping[str, int]) -> str:
-    """The cost of a run, as its results have it, as a sentence."""
     words = f"Calls of the judge: {spent['calls']}, {spent['without_verdict']} of them without a verdict"
     if spent["input_tokens"] or spent["output_tokens"]:
         words += f"; {spent['input_tokens']} tokens read and {spent['output_tokens']} written"

@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cocoa_engine.lab.ranking import FEW_GROUPS, Interval, interval
 from cocoa_engine.optional import need
@@ -75,8 +74,7 @@ def last_number(text: str) -> float | None:
 
 def same_number(answer: str, reference: str) -> float:
     """1.0 if the two texts end in the same number."""
-    expected = last_number(reference)
-    number = last_number(answer)
+    number, expected = last_number(answer), last_number(reference)
     return float(number is not None and expected is not None and math.isclose(number, expected, abs_tol=1e-6))
 
 
@@ -101,19 +99,15 @@ def statistics(values: Mapping[str, float], first: Mapping[str, float] | None = 
         "standard_error": float(everything.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None,
     }
     if first is not None and (common := [key for key in values if key in first]):
-        result["difference"] = _difference(np.array([values[key] - first[key] for key in common]))
+        # the mean paired difference with its bootstrap interval, which is `None` for a single sample
+        differences, count = np.array([values[key] - first[key] for key in common]), len(common)
+        bounds = Interval(float(differences.mean()), None, None)
+        if count > 1:
+            random, shares = np.random.default_rng(0), np.full(count, 1 / count)
+            draws = [random.multinomial(count, shares, size=_AT_ONCE) for _ in range(DRAWS // _AT_ONCE)]
+            bounds = interval(bounds.estimate, np.concatenate([drawn @ differences / count for drawn in draws]))
+        result["difference"] = {**bounds._asdict(), "samples": count}
     return result
-
-
-def _difference(differences: NDArray[np.float64]) -> dict[str, Any]:
-    """The mean paired difference with its 95 % bootstrap interval, which is ``None`` for a single sample."""
-    count = len(differences)
-    bounds = Interval(float(differences.mean()), None, None)
-    if count > 1:
-        random, shares = np.random.default_rng(0), np.full(count, 1 / count)
-        draws = [random.multinomial(count, shares, size=_AT_ONCE) for _ in range(DRAWS // _AT_ONCE)]
-        bounds = interval(bounds.estimate, np.concatenate([drawn @ differences / count for drawn in draws]))
-    return {**bounds._asdict(), "samples": count}
 
 
 def beyond_noise(difference: Mapping[str, Any]) -> bool:

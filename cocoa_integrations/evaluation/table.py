@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,13 @@ def choose_model(task: str, name: str, wanted: str | None = None, metrics: Colle
         if model is None:
             raise ConfigError(unknown([wanted], models, what=f"model of the paper for {task}"))
         return model
-    parts = set(_parts(name))
+
+    def parts(name: str) -> set[str]:  # qwen, 2.5, 7b of Qwen/Qwen2.5-7B
+        return set(re.findall(r"[a-z]+|\d+b|\d+(?:\.\d+)?", name.lower().rpartition("/")[2]))
+
     shown = set(metrics)
     having = [model for model, rows in models.items() if not shown or any(shown & row.keys() for row in rows.values())]
-    return max(having, key=lambda model: len(parts & set(_parts(model))), default=None)
+    return max(having, key=lambda model: len(parts(name) & parts(model)), default=None)
 
 
 def paper_results(task: str, model: str, arm: Arm, layers: Sequence[int] | None = None) -> Mapping[str, float]:
@@ -68,29 +71,19 @@ def paper_results(task: str, model: str, arm: Arm, layers: Sequence[int] | None 
         arm: the arm.
         layers: first and last of the middle layers, if they were set.
     """
-    if not arm.alpha:  # without a penalty, the layers have no effect
-        arm, layers = arm._replace(metric=None), None
-    return _results().get(task, {}).get(model, {}).get((arm, _window(layers, NUM_LAYERS[model])), {})
-
-
-def _window(layers: Sequence[int] | None, num_layers: int) -> str:
-    """Middle layers in the notation of the paper's table; empty for the default, the middle third."""
     from cocoa_engine.equations import middle_layers  # loads torch, which is not needed to refuse bad input
 
-    if layers is None or tuple(layers) == middle_layers(num_layers):
-        return ""
-    first, last = layers
-    return "all" if first <= 1 and last >= num_layers - 1 else f"{first}-{last}"
-
-
-def _parts(name: str) -> list[str]:
-    """Words, numbers and sizes in the name of a model: ``qwen``, ``2.5``, ``7b`` for ``Qwen/Qwen2.5-7B``."""
-    return re.findall(r"[a-z]+|\d+b|\d+(?:\.\d+)?", name.lower().rpartition("/")[2])
+    if not arm.alpha:  # without a penalty, the layers have no effect
+        arm, layers = arm._replace(metric=None), None
+    window, num_layers = "", NUM_LAYERS[model]  # as the paper's table writes it: nothing for the middle third
+    if layers is not None and tuple(layers) != middle_layers(num_layers):
+        first, last = layers
+        window = "all" if first <= 1 and last >= num_layers - 1 else f"{first}-{last}"
+    return _results().get(task, {}).get(model, {}).get((arm, window), {})
 
 
 @cache
 def _results() -> dict[str, dict[str, dict[tuple[Arm, str], dict[str, float]]]]:
-    """The results by task, model, and arm with its layers."""
     results: dict[str, dict[str, dict[tuple[Arm, str], dict[str, float]]]] = {}
     with Path(__file__).with_name("paper_figures.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -102,7 +95,6 @@ def _results() -> dict[str, dict[str, dict[tuple[Arm, str], dict[str, float]]]]:
 
 _NAMES = {"greedy": "Baseline (greedy)", "cocoa": "CoCoA", "cocoa-sig": "CoCoA-SIG"}
 _NAMES |= {"dola": "DoLa", "diver": "Diver", "decore": "DeCoRe", "sample": "Sampling"}
-_NONE = "–"
 _LEFT_OUT = {"middle_layers", "max_new_tokens", "stop", "seed", "decore_heads"}  # noted elsewhere, or set by the task
 
 
@@ -123,6 +115,10 @@ def report(
     Raises:
         ConfigError: the paper has no results of this model for the task.
     """
+
+    def heading(column: Column) -> str:
+        return f"{column.heading} {'↑' if column.better == 'more' else '↓'}"
+
     measured: Sequence[Mapping[str, Any]] = results["arms"]
     arms = [Arm(arm["method"], arm["metric"], arm["alpha"]) for arm in measured]
     name = str(results["settings"]["model"]["name"])
@@ -133,15 +129,15 @@ def report(
     counted = [] if task.multiple_choice else [kind for kind in ("empty", "rejected") if kind in measured[0]]
 
     labels = [[_NAMES.get(arm.method, arm.method), arm.mode] for arm in arms]
-    headings = ["Decoding method", "Mode", *map(_heading, task.columns)]
-    columns = [[_mean(column, arm["metrics"][column.metric]) for arm in measured] for column in task.columns]
+    headings = ["Decoding method", "Mode", *map(heading, task.columns)]
+    columns = [[_mean(column, **arm["metrics"][column.metric]) for arm in measured] for column in task.columns]
     columns += [[_shown(column, row.get(column.metric)) for row in paper] for column in compared]
     columns += [[str(arm[kind]) for arm in measured] for kind in counted]
     lines = [
         f"**{inline(task.name)}**, {inline(name)}, {results['samples']} samples",
         "",
         *table(
-            [*headings, *(f"paper: {_heading(column)}" for column in compared), *map(str.capitalize, counted)],
+            [*headings, *(f"paper: {heading(column)}" for column in compared), *map(str.capitalize, counted)],
             [[*label, *cells] for label, *cells in zip(labels, *columns, strict=True)],
             left=2,
         ),
@@ -149,7 +145,7 @@ def report(
     ]
     if any("difference" in arm["metrics"][column.metric] for arm in measured for column in task.columns):
         differences = [
-            [*label, *(_difference(column, arm["metrics"][column.metric]) for column in task.columns)]
+            [*label, *(_difference(column, **arm["metrics"][column.metric]) for column in task.columns)]
             for label, arm in zip(labels[1:], measured[1:], strict=True)
         ]
         lines += [
@@ -163,59 +159,51 @@ def report(
     lines.append("↑ more is better, ↓ less is better.")
     if model and compared:
         lines.append(f"The paper's results are those of {model} on the paper's samples.")
-    return "\n".join([*lines, *map(safe, [*_settings(decoding, arms, model), *notes])]) + "\n"
-
-
-def _settings(decoding: Mapping[str, Any], arms: Sequence[Arm], model: str | None) -> Iterator[str]:
-    """Sentences about the settings that differ from the paper."""
+    sentences = []
     if decoding["middle_layers"] is not None and any(arm.alpha for arm in arms):
-        first, last = decoding["middle_layers"]
-        compared = (
+        compared_by = (
             ""
             if model is None
             else ": arms with a disagreement penalty are compared with the paper's results for these of its "
             f"{NUM_LAYERS[model]} layers, if there are any"
         )
-        yield f"Middle layers are set to {first} to {last}{compared}."
-    paper = CocoaConfig.paper().model_dump(mode="json", exclude=_LEFT_OUT)
-    others = {name: value for name, value in paper.items() if decoding.get(name, value) != value}
+        sentences.append("Middle layers are set to {} to {}{}.".format(*decoding["middle_layers"], compared_by))
+    own = CocoaConfig.paper().model_dump(mode="json", exclude=_LEFT_OUT)
+    others = [
+        f"{setting} {_setting(decoding[setting])} ({_setting(value)})"
+        for setting, value in own.items()
+        if decoding.get(setting, value) != value
+    ]
     if others:
-        listed = ", ".join(f"{name} {_setting(decoding[name])} ({_setting(value)})" for name, value in others.items())
-        yield f"Settings that differ from `CocoaConfig.paper()`, whose values are in brackets: {listed}."
+        brackets = "Settings that differ from `CocoaConfig.paper()`, whose values are in brackets"
+        sentences.append(f"{brackets}: {', '.join(others)}.")
+    return "\n".join([*lines, *map(safe, [*sentences, *notes])]) + "\n"
 
 
 def _setting(value: object) -> str:
     return "none" if value is None else short_repr(value) if isinstance(value, (list, dict)) else str(value)
 
 
-def _heading(column: Column) -> str:
-    return f"{column.heading} {'↑' if column.better == 'more' else '↓'}"
-
-
-def _mean(column: Column, statistics: Mapping[str, Any]) -> str:
-    """The mean of a metric, with its standard error if it is known."""
-    mean, error, difference = (statistics.get(name) for name in ("mean", "standard_error", "difference"))
+def _mean(
+    column: Column, mean: float | None, standard_error: float | None = None, difference: Mapping[str, Any] | None = None
+) -> str:
     shown = _shown(column, None if mean is None else mean * column.scale)
-    if error is not None:
-        shown += f" ± {_shown(column, error * column.scale)}"
+    if standard_error is not None:
+        shown += f" ± {_shown(column, standard_error * column.scale)}"
     return _bold(column, difference, shown)
 
 
-def _difference(column: Column, statistics: Mapping[str, Any]) -> str:
-    """The paired difference of a metric to the first method, with its interval."""
-    difference = statistics.get("difference")
+def _difference(column: Column, difference: Mapping[str, Any] | None = None, **_: Any) -> str:
     if difference is None:
-        return _NONE
+        return "–"
     scaled: Any = [None if difference[name] is None else difference[name] * column.scale for name in Interval._fields]
     return _bold(column, difference, Interval(*scaled).shown(f"+.{column.decimals}f"))
 
 
 def _bold(column: Column, difference: Mapping[str, Any] | None, shown: str) -> str:
-    """A value, bold if the difference is an improvement beyond noise."""
-    if difference is None or not beyond_noise(difference):
-        return shown
-    return f"**{shown}**" if (difference["estimate"] > 0) == (column.better == "more") else shown
+    improves = difference is not None and (difference["estimate"] > 0) == (column.better == "more")
+    return f"**{shown}**" if difference is not None and improves and beyond_noise(difference) else shown
 
 
 def _shown(column: Column, value: float | None) -> str:
-    return _NONE if value is None else f"{value:.{column.decimals}f}"
+    return "–" if value is None else f"{value:.{column.decimals}f}"

@@ -10,15 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import (
-    AliasChoices,
-    AliasPath,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-)
+from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from cocoa_engine import METHODS, CocoaConfig
 from cocoa_engine.errors import ConfigError, DataError
@@ -64,19 +56,14 @@ def make_arms(methods: Sequence[str], metrics: Sequence[str], alphas: Sequence[f
         raise ConfigError("an evaluation needs at least one method, one metric and one alpha")
     arms: list[Arm] = []
     for method in methods:
-        CocoaConfig(method=method)  # raises an error for an unknown method
-        for metric in metrics if _penalises(method) else [None]:
-            for alpha in alphas if metric is not None else [None]:
-                arm = Arm(method, metric, alpha)
-                arm.config(CocoaConfig())
-                arms.append(arm)
+        score = METHODS[CocoaConfig(method=method).method].score  # raises an error for an unknown method
+        if score(-1.0, 0.5, 1.0) != score(-1.0, 0.5, 2.0):  # it depends on the disagreement and its weight
+            arms += [Arm(method, metric, alpha) for metric in metrics for alpha in alphas]
+        else:
+            arms.append(Arm(method))
+    for arm in arms:
+        arm.config(CocoaConfig())
     return list(dict.fromkeys(arms))
-
-
-def _penalises(method: str) -> bool:
-    """Whether the score of the method depends on the disagreement and its weight."""
-    score = METHODS[method].score
-    return score(-1.0, 0.5, 1.0) != score(-1.0, 0.5, 2.0)
 
 
 class Sample(BaseModel):
@@ -94,7 +81,6 @@ class Sample(BaseModel):
 
     @property
     def digest(self) -> str:
-        """A digest of all fields."""
         return sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
     @property
@@ -115,10 +101,9 @@ def _texts(value: Any, separator: str | None = None) -> Any:
 
 
 Texts = Annotated[list[Text], BeforeValidator(_texts), Field(min_length=1)]
-"""A list of texts, or one text."""
-
 _Setup = Annotated[list[Text], BeforeValidator(lambda value: _texts(value or []))]
 _Parts = Annotated[list[Text], BeforeValidator(partial(_texts, separator=";")), Field(min_length=1)]
+_Numbers = Annotated[list[Annotated[Text, Field(pattern=r"\d")]], BeforeValidator(_texts)]
 
 
 class _Row(RowModel):
@@ -129,16 +114,12 @@ class _Row(RowModel):
     context: Text | None = None
     references: Texts
 
-    def prompt(self) -> str:
-        """The prompt of the model."""
-        raise NotImplementedError
-
-    def sample(self, number: str) -> Sample:
+    def sample(self, number: str, prompt: str) -> Sample:
         """The sample; ``number`` is the id of a record that has none."""
         return Sample(
             id=self.id or number,
             question=self.question,
-            prompt=self.prompt(),
+            prompt=prompt,
             references=self.references,
             context=self.context or "",
         )
@@ -166,6 +147,7 @@ class EvalTask:
 
     Attributes:
         row: a record of its data.
+        prompt: the prompt for a record.
         columns: the metrics, in the order of the table.
         measure: returns the metrics of an answer, or for multiple choice, of the scores of the choices.
         multiple_choice: whether given answers are scored. Otherwise an answer is generated.
@@ -179,6 +161,7 @@ class EvalTask:
 
     name: str
     row: type[_Row]
+    prompt: Callable[[Any], str]
     columns: tuple[Column, ...]
     measure: Callable[..., dict[str, float]]
     multiple_choice: bool = False
@@ -209,26 +192,58 @@ def find_task(name: str) -> EvalTask:
     return TASKS[key]
 
 
-# --- TruthfulQA
-
-
 class _TruthfulQA(_Row):
     question: Text = Field(validation_alias=AliasChoices("Question", "question"))
     best: Text = Field(validation_alias=AliasChoices("Best Answer", "best_answer"))
     references: _Parts = Field(validation_alias=AliasChoices("Correct Answers", "correct_answers"))
     incorrect: _Parts = Field(validation_alias=AliasChoices("Incorrect Answers", "incorrect_answers"))
 
-    def prompt(self) -> str:
-        return prompts.truthfulqa(self.question)
-
-    def sample(self, number: str) -> Sample:
+    def sample(self, number: str, prompt: str) -> Sample:
         # as in TruthfulQA: every answer ends with a full stop, and the best one is one of the correct ones
-        answers = {"references": _closed(self.best, *self.references), "incorrect": _closed(*self.incorrect)}
-        return super().sample(number).model_copy(update=answers)
+        answers = {"references": [self.best, *self.references], "incorrect": self.incorrect}
+        closed = {
+            name: list(dict.fromkeys(f"{one.removesuffix('.')}." for one in each)) for name, each in answers.items()
+        }
+        return super().sample(number, prompt).model_copy(update=closed)
 
 
-def _closed(*answers: str) -> list[str]:
-    return list(dict.fromkeys(answer if answer.endswith(".") else f"{answer}." for answer in answers))
+class _NQ(_Row):
+    context: Text | None = Field(None, validation_alias=AliasChoices(AliasPath("ctxs", 0, "text"), "context"))
+    references: Texts = Field(validation_alias=AliasChoices("answers", "answer"))
+
+
+class _NQSwap(_NQ):
+    context: Text = Field(validation_alias="sub_context")
+    references: Texts = Field(validation_alias="sub_answer")
+
+
+class _SAMSum(_Row):
+    id: Id
+    question: Text = Field(validation_alias="dialogue")
+    context: Text = Field(validation_alias=AliasChoices("dialogue"))  # mypy refuses two fields with one alias
+    references: Texts = Field(validation_alias="summary")
+
+
+class _XSum(_SAMSum):
+    question: Text = Field(validation_alias="document")
+    context: Text = Field(validation_alias=AliasChoices("document"))
+
+
+class _MBPP(_Row):
+    id: Id = Field(validation_alias="task_id")
+    question: Text = Field(validation_alias=AliasChoices("prompt", "text"))
+    references: Texts = Field(validation_alias="code")
+    test_list: Texts
+    test_imports: _Setup = Field(default_factory=list)
+    test_setup_code: _Setup = Field(default_factory=list)
+
+    def sample(self, number: str, prompt: str) -> Sample:
+        tests = [*(self.test_imports or self.test_setup_code), *self.test_list]
+        return super().sample(number, prompt).model_copy(update={"tests": tests})
+
+
+class _GSM8K(_Row):
+    references: _Numbers = Field(validation_alias="answer", min_length=1)
 
 
 def _measure_choices(sample: Sample, scores: Sequence[float]) -> dict[str, float]:
@@ -245,71 +260,12 @@ def _measure_truthfulqa(sample: Sample, answer: str) -> dict[str, float]:
     return {"rejected": metrics.rejected(answer), "rouge_l_acc": float(closest[0] > closest[1])}
 
 
-# --- Natural Questions
-
-
-class _NQ(_Row):
-    context: Text | None = Field(None, validation_alias=AliasChoices(AliasPath("ctxs", 0, "text"), "context"))
-    references: Texts = Field(validation_alias=AliasChoices("answers", "answer"))
-
-    def prompt(self) -> str:
-        return prompts.natural_questions(self.question, self.context)
-
-
-class _NQSwap(_NQ):
-    context: Text = Field(validation_alias="sub_context")
-    references: Texts = Field(validation_alias="sub_answer")
-
-
 def _measure_short_answer(sample: Sample, answer: str) -> dict[str, float]:
-    return {
-        "em": metrics.exact_match(answer, sample.references),
-        "f1": metrics.f1(answer, sample.references),
-    }
-
-
-# --- summaries
-
-
-class _SAMSum(_Row):
-    id: Id
-    question: Text = Field(validation_alias="dialogue")
-    context: Text = Field(validation_alias=AliasChoices("dialogue"))  # mypy refuses two fields with one alias
-    references: Texts = Field(validation_alias="summary")
-
-    def prompt(self) -> str:
-        return prompts.samsum(self.question)
-
-
-class _XSum(_SAMSum):
-    question: Text = Field(validation_alias="document")
-    context: Text = Field(validation_alias=AliasChoices("document"))  # mypy refuses two fields with one alias
-
-    def prompt(self) -> str:
-        return prompts.xsum(self.question)
+    return {"em": metrics.exact_match(answer, sample.references), "f1": metrics.f1(answer, sample.references)}
 
 
 def _measure_summary(sample: Sample, answer: str) -> dict[str, float]:
     return {"rouge_l": metrics.rouge_l(answer, sample.references)}
-
-
-# --- code
-
-
-class _MBPP(_Row):
-    id: Id = Field(validation_alias="task_id")
-    question: Text = Field(validation_alias=AliasChoices("prompt", "text"))
-    references: Texts = Field(validation_alias="code")
-    test_list: Texts
-    test_imports: _Setup = Field(default_factory=list)
-    test_setup_code: _Setup = Field(default_factory=list)
-
-    def prompt(self) -> str:
-        return prompts.mbpp(self.question, self.test_list)
-
-    def sample(self, number: str) -> Sample:
-        tests = [*(self.test_imports or self.test_setup_code), *self.test_list]
-        return super().sample(number).model_copy(update={"tests": tests})
 
 
 def _measure_code(sample: Sample, answer: str, *, confirm_run_unsafe_code: bool = False) -> dict[str, float]:
@@ -317,78 +273,68 @@ def _measure_code(sample: Sample, answer: str, *, confirm_run_unsafe_code: bool 
     return {"pass_at_1": float(passed)}
 
 
-# --- arithmetic
-
-
-class _GSM8K(_Row):
-    references: Annotated[list[Annotated[Text, Field(pattern=r"\d")]], BeforeValidator(_texts)] = Field(
-        validation_alias="answer", min_length=1
-    )
-
-    def prompt(self) -> str:
-        return prompts.gsm8k(self.question)
-
-
 def _measure_number(sample: Sample, answer: str) -> dict[str, float]:
     return {"accuracy": metrics.same_number(answer, sample.references[0])}
 
 
-_NQ_COLUMNS = (Column("em", "EM (%)"), Column("f1", "F1", scale=1, decimals=4))
-_TRUTHFULQA_COLUMNS = (
-    Column("rejected", "Rej. rate (%)", better="less"),
-    Column("rouge_l_acc", "ROUGE-L closer to true (%)"),
-)
-_ROUGE = (Column("rouge_l", "ROUGE-L", scale=1, decimals=4),)
-
-_NEXT_QUESTION = ("\nQuestion:", "\nContext:")
-_PARAGRAPH = "\n\n"
-
-
-_SHORT: Any = {"columns": _NQ_COLUMNS, "measure": _measure_short_answer, "until": _NEXT_QUESTION, "max_new_tokens": 32}
-_SUMMARY: Any = {"columns": _ROUGE, "measure": _measure_summary, "ends_at": _PARAGRAPH, "max_new_tokens": 64}
-
-TASKS: Mapping[str, EvalTask] = {
-    task.name: task
-    for task in (
-        EvalTask(
-            "truthfulqa_gen",
-            _TruthfulQA,
-            _TRUTHFULQA_COLUMNS,
-            _measure_truthfulqa,
-            until=("\nQuestion:",),
-            ends_at=_PARAGRAPH,
-            max_new_tokens=64,
-        ),
-        EvalTask(
-            "truthfulqa_mc",
-            _TruthfulQA,
-            (Column("mc1", "MC1 (%)"), Column("mc2", "MC2 (%)"), Column("mc3", "MC3 (%)")),
-            _measure_choices,
-            multiple_choice=True,
-        ),
-        EvalTask("nq", _NQ, ends_at="\n", **_SHORT),
-        EvalTask("nq_swap", _NQSwap, ends_at="\n", **_SHORT),
-        EvalTask("samsum", _SAMSum, until=("\nDialogue:",), **_SUMMARY),
-        EvalTask("xsum", _XSum, until=("\nDocument:",), **_SUMMARY),
-        EvalTask(
-            "mbpp",
-            _MBPP,
-            (Column("pass_at_1", "Pass@1", scale=1, decimals=4),),
-            _measure_code,
-            until=("[/PYTHON]",),
-            max_new_tokens=256,
-            runs_code=True,
-        ),
-        EvalTask(
-            "gsm8k",
-            _GSM8K,
-            (Column("accuracy", "Accuracy (%)"),),
-            _measure_number,
-            until=("\nQuestion:",),
-            max_new_tokens=256,
-        ),
-    )
+_SHORT: Any = {
+    "prompt": prompts.natural_questions,
+    "columns": (Column("em", "EM (%)"), Column("f1", "F1", scale=1, decimals=4)),
+    "measure": _measure_short_answer,
+    "until": ("\nQuestion:", "\nContext:"),
+    "max_new_tokens": 32,
+    "ends_at": "\n",
 }
+_SUMMARY: Any = {
+    "columns": (Column("rouge_l", "ROUGE-L", scale=1, decimals=4),),
+    "measure": _measure_summary,
+    "ends_at": "\n\n",
+    "max_new_tokens": 64,
+}
+_TASKS = (
+    EvalTask(
+        "truthfulqa_gen",
+        _TruthfulQA,
+        prompts.truthfulqa,
+        (Column("rejected", "Rej. rate (%)", better="less"), Column("rouge_l_acc", "ROUGE-L closer to true (%)")),
+        _measure_truthfulqa,
+        until=("\nQuestion:",),
+        ends_at="\n\n",
+        max_new_tokens=64,
+    ),
+    EvalTask(
+        "truthfulqa_mc",
+        _TruthfulQA,
+        prompts.truthfulqa,
+        (Column("mc1", "MC1 (%)"), Column("mc2", "MC2 (%)"), Column("mc3", "MC3 (%)")),
+        _measure_choices,
+        multiple_choice=True,
+    ),
+    EvalTask("nq", _NQ, **_SHORT),
+    EvalTask("nq_swap", _NQSwap, **_SHORT),
+    EvalTask("samsum", _SAMSum, partial(prompts.summary, "Dialogue"), until=("\nDialogue:",), **_SUMMARY),
+    EvalTask("xsum", _XSum, partial(prompts.summary, "Document"), until=("\nDocument:",), **_SUMMARY),
+    EvalTask(
+        "mbpp",
+        _MBPP,
+        prompts.mbpp,
+        (Column("pass_at_1", "Pass@1", scale=1, decimals=4),),
+        _measure_code,
+        until=("[/PYTHON]",),
+        max_new_tokens=256,
+        runs_code=True,
+    ),
+    EvalTask(
+        "gsm8k",
+        _GSM8K,
+        prompts.gsm8k,
+        (Column("accuracy", "Accuracy (%)"),),
+        _measure_number,
+        until=("\nQuestion:",),
+        max_new_tokens=256,
+    ),
+)
+TASKS: Mapping[str, EvalTask] = {task.name: task for task in _TASKS}
 
 
 def load_samples(task: str, path: str | Path, *, limit: int | None = None, shuffle: int | None = None) -> list[Sample]:
@@ -406,11 +352,12 @@ def load_samples(task: str, path: str | Path, *, limit: int | None = None, shuff
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1 (got {limit})")
-    row = find_task(task).row
+    kind = find_task(task)
     samples: list[Sample] = []
     first: dict[str, str] = {}
     for number, (where, value) in enumerate(read_records(find_file(path))):
-        sample = parsed(row, value, where).sample(str(number))
+        row = parsed(kind.row, value, where)
+        sample = row.sample(str(number), kind.prompt(row))
         if sample.id in first:
             raise DataError(f"{where}: the id {sample.id!r} is already used by {first[sample.id]}")
         first[sample.id] = where

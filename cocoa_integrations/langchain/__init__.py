@@ -9,14 +9,7 @@ from cocoa_engine.errors import GenerationTimeoutError, HallucinationRiskError, 
 from cocoa_engine.optional import need
 
 need("langchain_core", extra="langchain", what=__name__)
-from cocoa_integrations.langchain.answers import (
-    RiskOutputParser,
-    argument_risks,
-    field_risks,
-    get_risk,
-    get_spans,
-    max_risk,
-)
+from cocoa_integrations.langchain.answers import RiskOutputParser
 from cocoa_integrations.langchain.callbacks import RiskCallbackHandler, RiskScores, get_risk_callback
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.citations import context_lift, with_citations, with_context_lift
@@ -24,6 +17,7 @@ from cocoa_integrations.langchain.evaluation import risk_evaluator
 from cocoa_integrations.langchain.gates import risk_gate
 from cocoa_integrations.langchain.llm import CocoaLLM
 from cocoa_integrations.langchain.retry import with_risk_retry
+from cocoa_integrations.reports import argument_risks, field_risks, get_risk, get_spans, max_risk
 
 if TYPE_CHECKING:
     from cocoa_integrations.langchain.agents import RiskMiddleware as RiskMiddleware

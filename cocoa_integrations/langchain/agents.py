@@ -5,8 +5,7 @@ Needs the package ``langchain`` (extra ``agents``).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from operator import add
 from typing import Annotated, Any, Literal
 
@@ -28,8 +27,9 @@ from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_engine.report import Metric, ReportEntry, RiskReport, RiskSummary, SpanReport, finite
-from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, reaches, require_known
+from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, kind_of, reaches, require_known
 from cocoa_integrations._shared.settings import refuse_unknown
+from cocoa_integrations._shared.tries import Attempts, run_blocking
 from cocoa_integrations.langchain import answers
 from cocoa_integrations.langchain.composed import Composed
 from cocoa_integrations.langchain.gates import OnRisk as GateAction
@@ -39,8 +39,6 @@ from cocoa_integrations.tool_calling import ROOT
 
 OnRisk = Literal["keep", "raise", "mark", "abstain", "interrupt"]
 Retry = BaseChatModel | Mapping[str, Any]
-
-
 DecisionType = Literal["accept", "edit", "abstain"]
 
 
@@ -49,14 +47,12 @@ class ReviewRequest(TypedDict):
 
     type: Literal["risky_answer"]
     answer: str
-    """The text of the answer."""
     tool_calls: list[dict[str, Any]]
     """The name, the arguments and the id of each tool call of the answer."""
     spans: list[dict[str, Any]]
     """The spans that reach the threshold. Where the risk of the answer was compared by default, those that reach the
     default threshold of spans; none with ``metric="answer_risk"``."""
     report: dict[str, Any]
-    """The ``cocoa_risk`` report."""
     metric: str
     threshold: float
     value: float | None
@@ -97,9 +93,9 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
     An answer is too risky if its risk, or that of one of its spans, reaches the threshold. The models and settings of
     ``retry_with`` are then tried in turn until an answer is below the threshold. If none is, ``on_risk`` determines
     what happens to the least risky answer of those with the same metric, and for ``risk`` the same ``risk_source``, as
-    the first that was measured: others have no order. A ``threshold`` that is given applies to the answers of all
-    models. Leave it out where the risk of their answers has different sources, and each is compared with its own
-    default. The state of the agent has an :class:`AgentRisk` for every call of its model in ``cocoa_risks``.
+    the first that was measured: others have no order. A ``threshold`` applies to the answers of all models. Leave it
+    out where the risk of their answers has different sources, and each is compared with its own default. The state of
+    the agent has an :class:`AgentRisk` for every call of its model in ``cocoa_risks``.
 
     **Streams.** With ``on_risk="keep"`` and no ``retry_with``, the chunks of the model are streamed as usual. Otherwise
     ``stream_mode="messages"`` yields the chosen answer in one piece, and nothing of the rejected ones.
@@ -177,17 +173,14 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
     ) -> ExtendedModelResponse[Any]:
         """Check one model call, with retries."""
 
-        def risk_answer() -> Chosen:
-            attempts = _Attempts(self.limit)
-            for attempt in self._requests(request):
-                if attempts.accept(handler(attempt)):
-                    break
-            return attempts.chosen
+        async def ask(attempt: ModelRequest[Any]) -> ModelResponse[Any]:
+            return handler(attempt)
 
-        if self.on_risk != "interrupt":
-            return self._response(risk_answer())
+        def risk_answer() -> Chosen:
+            return run_blocking(self._chosen(request, ask))
+
         # the result of a task is in the checkpoint, so that the model is not called again after the decision
-        return self._response(task(risk_answer)().result())
+        return self._response(task(risk_answer)().result() if self.on_risk == "interrupt" else risk_answer())
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -195,35 +188,42 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         """See :meth:`wrap_model_call`."""
 
         async def risk_answer() -> Chosen:
-            attempts = _Attempts(self.limit)
-            for attempt in self._requests(request):
-                if attempts.accept(await handler(attempt)):
-                    break
-            return attempts.chosen
+            return await self._chosen(request, handler)
 
-        if self.on_risk != "interrupt":
-            return self._response(await risk_answer())
-        return self._response(await task(risk_answer)())
+        return self._response(await (task(risk_answer)() if self.on_risk == "interrupt" else risk_answer()))
 
-    def _requests(self, request: ModelRequest[Any]) -> Iterator[ModelRequest[Any]]:
-        """The original request, then the retries."""
-        yield self._without_streaming(request)
-        for retry in self.retries:
-            if not isinstance(retry, Mapping):
-                yield self._without_streaming(request.override(model=retry))
+    async def _chosen(
+        self, request: ModelRequest[Any], ask: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> Chosen:
+        """The first answer that passes, or else the least risky one, of the request itself and the retries."""
+        attempts = Attempts[ModelResponse[Any]]()
+        for retry in ({}, *self.retries):
+            if isinstance(retry, Mapping):
+                attempt = request.override(model_settings={**request.model_settings, **retry})
             else:
-                settings = {**request.model_settings, **retry}
-                yield self._without_streaming(request.override(model_settings=settings))
-
-    def _without_streaming(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        """The request with a model that does not stream to the user, unless every answer is kept as it is."""
-        if self.on_risk == "keep" and not self.retries:
-            return request
-        model: Any = request.model
-        if isinstance(model, Composed):
-            silent: Any = model.with_config(tags=[*model.config.get("tags", ()), TAG_NOSTREAM])
-            return request.override(model=silent)
-        return request.override(model=model.model_copy(update={"tags": [*(model.tags or ()), TAG_NOSTREAM]}))
+                attempt = request.override(model=retry)
+            model: Any = attempt.model
+            if self.on_risk == "keep" and not self.retries:
+                pass  # only answers that are all kept are streamed to the user
+            elif isinstance(model, Composed):
+                silent: Any = model.with_config(tags=[*model.config.get("tags", ()), TAG_NOSTREAM])
+                attempt = attempt.override(model=silent)
+            else:
+                tags = {"tags": [*(model.tags or ()), TAG_NOSTREAM]}
+                attempt = attempt.override(model=model.model_copy(update=tags))
+            response = await ask(attempt)
+            message = _answer_in(response.result)
+            # the agent's own model must measure risk; a fallback model need not
+            report = answers.find_risk(message) if attempts.answers else answers.get_risk(message)
+            if report is None:
+                attempts.append(response, None, None, passes=True)
+            else:
+                kind, passes = kind_of(self.limit.metric_for(report), report), not self.limit.reached(report)
+                attempts.append(response, self.limit.value(report), kind, passes=passes)
+            if attempts.has_passed:
+                break
+        best = attempts.answers[attempts.best_number]
+        return best.result, best.structured_response, attempts.values
 
     def _response(self, chosen: Chosen) -> ExtendedModelResponse[Any]:
         """The chosen answer, after what is done about its risk, and the update of the state."""
@@ -233,7 +233,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         if report is not None and self.limit.reached(report):
             action = self.on_risk
             if action == "interrupt":  # only here does a run stop and go on
-                decision = review(message, report, self.limit, is_structured=structured is not None)
+                decision = self._decision(message, report, is_structured=structured is not None)
                 action = decision["type"]
             if action == "edit":
                 edited = answers.replaced(message, decision["text"])
@@ -255,9 +255,35 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         response = ModelResponse(result=messages, structured_response=structured)
         return ExtendedModelResponse(model_response=response, command=Command(update=update))
 
+    def _decision(self, message: AIMessage, report: RiskReport, *, is_structured: bool) -> Mapping[str, Any]:
+        """Stop the run until a person has decided what becomes of a risky answer: ``type``, and ``text`` of an edit."""
+        decisions: list[DecisionType] = ["accept", "abstain"] if is_structured else ["accept", "edit", "abstain"]
+        request = ReviewRequest(
+            type="risky_answer",
+            answer=message.text,
+            tool_calls=[{key: call[key] for key in ("name", "args", "id")} for call in message.tool_calls],
+            spans=[
+                part.to_dict() if isinstance(part, SpanReport) else {**part.model_dump(), "value": value}
+                for part, value in self.limit.risky(report.spans, report)
+            ],
+            report=report.to_dict(),
+            metric=self.limit.metric_for(report),
+            threshold=self.limit.threshold_for(report),
+            value=finite(self.limit.value(report)),
+            decisions=decisions,
+        )
+        text = {"edit": ', "text": ...'}
+        forms = " or ".join(f'{{"type": "{each}"{text.get(each, "")}}}' for each in decisions)
+        while True:
+            decision = interrupt(request)
+            kind = decision.get("type") if isinstance(decision, Mapping) else None
+            if kind in decisions and (kind != "edit" or isinstance(decision.get("text"), str)):
+                checked: Mapping[str, Any] = decision
+                return checked
+            request = {**request, "error": f"resume with {forms}, not {decision!r}"}
 
-Chosen = tuple[list[Any], Any, list[float | None]]
-"""The messages and the structured response of the chosen answer, and the value of each attempt."""
+
+Chosen = tuple[list[Any], Any, list[float | None]]  # messages, structured response, and the value of each attempt
 
 
 def _answer_in(messages: Sequence[BaseMessage]) -> AIMessage:
@@ -265,83 +291,9 @@ def _answer_in(messages: Sequence[BaseMessage]) -> AIMessage:
     return next(message for message in messages if isinstance(message, AIMessage))
 
 
-def review(message: AIMessage, report: RiskReport, limit: Limit, *, is_structured: bool) -> Mapping[str, Any]:
-    """Stop the run until a person has decided what becomes of a risky answer.
-
-    Returns:
-        The decision: ``type``, and the ``text`` of an edit.
-    """
-    decisions: list[DecisionType] = ["accept", "abstain"] if is_structured else ["accept", "edit", "abstain"]
-    risky = [
-        part.to_dict() if isinstance(part, SpanReport) else {**part.model_dump(), "value": value}
-        for part, value in limit.risky(report.spans, report)
-    ]
-    request = ReviewRequest(
-        type="risky_answer",
-        answer=message.text,
-        tool_calls=[{key: call[key] for key in ("name", "args", "id")} for call in message.tool_calls],
-        spans=risky,
-        report=report.to_dict(),
-        metric=limit.metric_for(report),
-        threshold=limit.threshold_for(report),
-        value=finite(limit.value(report)),
-        decisions=decisions,
-    )
-    decision = interrupt(request)
-    while (error := _error(decision, decisions)) is not None:
-        decision = interrupt({**request, "error": error})
-    checked: Mapping[str, Any] = decision
-    return checked
-
-
-def _error(decision: Any, decisions: list[DecisionType]) -> str | None:
-    kind = decision.get("type") if isinstance(decision, Mapping) else None
-    if kind in decisions and (kind != "edit" or isinstance(decision.get("text"), str)):
-        return None
-    text = {"edit": ', "text": ...'}
-    forms = [f'{{"type": "{each}"{text.get(each, "")}}}' for each in decisions]
-    return f"resume with {' or '.join(forms)}, not {decision!r}"
-
-
-class _Attempts:
-    """The attempts at one answer, of which the first that passes, or else the least risky one, is chosen."""
-
-    def __init__(self, limit: Limit) -> None:
-        self._limit = limit
-        self._values: list[float | None] = []
-        self._kind: tuple[str, str | None] | None = None  # of the values that are ranked
-        self._lowest = math.inf
-        self._best: ModelResponse[Any] | None = None
-
-    def accept(self, response: ModelResponse[Any]) -> bool:
-        """Add an attempt, and return whether it is below the threshold."""
-        message = _answer_in(response.result)
-        # the agent's own model must measure risk; a fallback model need not
-        report = answers.find_risk(message) if self._values else answers.get_risk(message)
-        value = None if report is None else finite(self._limit.value(report))
-        passes = report is None or not self._limit.reached(report)
-        self._values.append(value)
-        kind = None if report is None or value is None else self._limit.kind_for(report)
-        self._kind = self._kind or kind
-        # neither of two values of different kinds is below the other
-        is_lower = value is not None and kind == self._kind and value < self._lowest
-        if passes or self._best is None or is_lower:
-            self._best = response
-        if is_lower and value is not None:
-            self._lowest = value
-        return passes
-
-    @property
-    def chosen(self) -> Chosen:
-        """The chosen answer."""
-        assert self._best is not None
-        return self._best.result, self._best.structured_response, self._values
-
-
 ARGUMENT_THRESHOLD = 0.2
-"""The calibrated risk from which an argument of the embedded model is too risky by default. Right arguments are mostly
-copied from the request, so that their risk is far below that of the words of an answer. Chosen on 22 requests
-(docs/how-to/trials)."""
+"""The calibrated risk from which an argument of the embedded model is too risky by default: right arguments are mostly
+copied from the request. Chosen on 22 requests (docs/how-to/trials)."""
 
 
 class RiskyToolCalls:
@@ -351,9 +303,9 @@ class RiskyToolCalls:
     such as those of another model, are not risky.
 
     Args:
-        threshold: the value from which an argument is too risky, as in :class:`ToolRiskMiddleware`.
-        metric: the value to compare, as in ``ToolRiskMiddleware``.
-        arguments: the names of the arguments to check, or paths, as in ``ToolRiskMiddleware``. Default: all arguments.
+        threshold: as in :class:`ToolRiskMiddleware`.
+        metric: as in ``ToolRiskMiddleware``.
+        arguments: as in ``ToolRiskMiddleware``.
 
     Example:
         >>> risky = RiskyToolCalls()
@@ -383,46 +335,34 @@ class RiskyToolCalls:
         return bool(self.values(request.tool_call, request.state))
 
     def values(self, call: Mapping[str, Any] | ToolCall, state: Any) -> dict[str, float]:
-        """The value of each argument of a call that reaches the threshold.
-
-        Args:
-            call: the tool call.
-            state: the state of the agent, or its messages.
-        """
+        """The value of each argument of a call that reaches the threshold; the state may be messages alone."""
         report = _report_of(state, call["id"])
         if report is None:
             return {}
         threshold = self.threshold_for(report)
         arguments = next((each.arguments for each in report.tool_calls if each.id == call["id"]), {})
-        values = {
-            name: measured.value(self._metric)
-            for name, measured in arguments.items()
-            # the paths of values inside arguments count only if they are asked for
-            if (not name.startswith(ROOT) if self.arguments is None else name in self.arguments)
-        }
+        # the paths of values inside arguments count only if they are asked for
+        watched = (
+            [name for name in arguments if not name.startswith(ROOT)] if self.arguments is None else self.arguments
+        )
+        values = {name: measured.value(self._metric) for name, measured in arguments.items() if name in watched}
         return {name: value for name, value in values.items() if reaches(value, threshold)}
 
     def threshold_for(self, report: RiskReport) -> float:
-        """The threshold that applies to the arguments of a report's tool calls.
-
-        Raises:
-            ConfigError: there is no default, or the risks of the answer are on another scale.
-        """
+        """The threshold that applies to the arguments of a report's tool calls."""
         threshold = self.limit.threshold_for(report)
         measured = report.risk_source == "calibrator" and report.model_name == MODEL_NAME
         return min(threshold, ARGUMENT_THRESHOLD) if measured and self.limit.threshold is None else threshold
 
     def description(self, tool_call: Mapping[str, Any] | ToolCall, state: Any, runtime: Any = None) -> str:
         """Which arguments of a call are risky, for the ``description`` of ``HumanInTheLoopMiddleware``."""
-        values = self.values(tool_call, state)
         listed = ", ".join(
             f"{name}{'' if name.startswith(ROOT) else '=' + repr(tool_call['args'].get(name))} ({value:.2f})"
-            for name, value in values.items()
+            for name, value in self.values(tool_call, state).items()
         )
-        metric = self._metric.replace("_", " ")
         report = _report_of(state, tool_call["id"])
         threshold = "" if report is None else f" {self.threshold_for(report):.3g}"
-        return f"the {metric} of these arguments reaches{threshold}: {listed}"
+        return f"the {self._metric.replace('_', ' ')} of these arguments reaches{threshold}: {listed}"
 
 
 class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
@@ -458,19 +398,15 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
         if isinstance(tools, str):
             raise ConfigError("tools and arguments take lists of names")
         self.risky = RiskyToolCalls(threshold, metric=metric, arguments=arguments)
-        self.limit = self.risky.limit
         self.watched_tools = tools
-        self.watched_arguments = arguments
 
     @property
     def name(self) -> str:
         """A name that depends on the options: several middlewares of an agent need different names."""
-        threshold = "default" if self.limit.threshold is None else self.limit.threshold
-        parts = [f"{self.limit.metric} {threshold}"]
-        for what, names in (("tools", self.watched_tools), ("arguments", self.watched_arguments)):
-            if names is not None:
-                parts.append(" ".join([what, *names]))
-        return f"{type(self).__name__}[{', '.join(parts)}]"
+        threshold = "default" if self.risky.limit.threshold is None else self.risky.limit.threshold
+        watched = {"tools": self.watched_tools, "arguments": self.risky.arguments}
+        parts = [" ".join([what, *names]) for what, names in watched.items() if names is not None]
+        return f"{type(self).__name__}[{', '.join([f'{self.risky.limit.metric} {threshold}', *parts])}]"
 
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
@@ -486,9 +422,8 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
 
     def _refusal(self, request: ToolCallRequest) -> ToolMessage | None:
         call = request.tool_call
-        if self.watched_tools is not None and call["name"] not in self.watched_tools:
-            return None
-        if not self.risky(request):
+        is_watched = self.watched_tools is None or call["name"] in self.watched_tools
+        if not is_watched or not self.risky(request):
             return None
         return ToolMessage(
             f"{call['name']} was not run: {self.risky.description(call, request.state)}",

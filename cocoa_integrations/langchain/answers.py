@@ -1,4 +1,4 @@
-"""Answers of the models: reading their risk, changing their text, and how much of the risk they carry.
+"""Answers of the models: changing their text, and how much of the risk they carry.
 
 Callbacks, traces and caches always receive the full metadata.
 """
@@ -6,141 +6,21 @@ Callbacks, traces and caches always receive the full metadata.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.output_parsers import BaseTransformOutputParser
 from langchain_core.outputs import ChatGeneration, Generation, LLMResult
 from langchain_core.runnables.utils import AddableDict
 
-from cocoa_engine import Generation as EngineGeneration
-from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.report import RISK_KEY, SPANS_KEY, Detail, Metric, RiskReport, SpanReport, ValueReport
+from cocoa_engine.report import RISK_KEY, SPANS_KEY, Detail, RiskReport, SpanReport
 from cocoa_integrations._shared.citations import CITATIONS_KEY, Citation
 from cocoa_integrations._shared.edits import Change, replacement
-from cocoa_integrations._shared.limits import highest, require_known
-from cocoa_integrations.langchain.messages import reasoning_of
-from cocoa_integrations.tool_calling import fields_of_report
-
-Answer = BaseMessage | Generation | EngineGeneration | Mapping[str, Any]
-"""A message of ``ChatCocoa`` (or the sum of its streamed chunks), a generation of ``CocoaLLM``, a
-``cocoa_engine.Generation``, or the ``{"text": ..., "risk": ...}`` of ``CocoaLLM.with_risk()`` and
-``RiskOutputParser``."""
-
-Message = TypeVar("Message", bound=AIMessage)
-
-
-def get_risk(answer: Answer) -> RiskReport:
-    """The risk report of a complete answer. In a chain use ``RunnableLambda(get_risk)``.
-
-    The spans of a compact report are completed with what can be derived; ``score`` and ``chosen`` of spans and the list
-    of all ``claims`` are only in a full report. See ``risk_metadata`` of the models.
-
-    Example:
-        >>> report = get_risk(chain.invoke({"question": "Who wrote Dune?"}))
-        >>> report.max_risk, [span.risk for span in report.spans]
-
-    Raises:
-        ConfigError: the answer has no report, because it is plain text, is from another model, or was interrupted.
-        DataError: the metadata of the answer holds something else than a report.
-    """
-    report = find_risk(answer)
-    if report is not None:
-        return report
-    name = type(answer).__name__
-    if isinstance(answer, (BaseMessage, Generation, Mapping)) and get_spans(answer):
-        raise ConfigError(
-            f"this {name} is a chunk of an answer, or an interrupted answer, and only a complete answer has a risk "
-            "report; add all chunks of the stream, or read the available spans with get_spans()"
-        )
-    raise ConfigError(
-        f"this {name} has no risk report; take it from ChatCocoa's message before it is parsed into text, from "
-        "CocoaLLM.with_risk(), or collect it with get_risk_callback(); with risk_metadata='none' answers have none"
-    )
-
-
-def find_risk(answer: Any) -> RiskReport | None:
-    """The risk report of an answer, or ``None``."""
-    if isinstance(answer, ChatGeneration):
-        answer = answer.message
-    if isinstance(answer, EngineGeneration):
-        return RiskReport.of(answer)
-    if isinstance(answer, Mapping):
-        report = answer.get("risk")
-        if isinstance(report, RiskReport):
-            return report
-        return RiskReport.from_wire(report) if isinstance(report, dict) and "spans" in report else None
-    if not isinstance(answer, (BaseMessage, Generation)):
-        return None
-    report = _metadata_of(answer).get(RISK_KEY)
-    return None if report is None else RiskReport.from_wire(report).expanded(*_texts_of(answer))
-
-
-def get_spans(answer: Answer) -> list[SpanReport]:
-    """The spans of a streamed chunk or of an answer, which may be interrupted; empty if it has none."""
-    if isinstance(answer, ChatGeneration):
-        answer = answer.message
-    if isinstance(answer, (EngineGeneration, Mapping)):
-        report = find_risk(answer)
-        return [] if report is None else report.spans
-    holder = answer.additional_kwargs if isinstance(answer, BaseMessage) else answer.generation_info or {}
-    if spans := holder.get(SPANS_KEY):
-        return [SpanReport.from_wire(span) for span in spans]
-    report = find_risk(answer)
-    # the spans of a full report are listed beside it, by chunk
-    return report.spans if report is not None and report.is_compact else []
-
-
-def max_risk(answer: Answer, metric: Metric = "risk", *, unit: UnitLevel = "span") -> float:
-    """The highest value of any span, claim or sentence of a complete answer, such as for a ``RunnableBranch``.
-
-    Spans that contain only whitespace do not count. They do count in ``max_risk`` of the report.
-
-    Args:
-        answer: a complete answer.
-        metric: ``risk`` (``risk_source`` of the report says what it is), ``con_mlds``, ``f_mlds``, or
-            ``self_information`` (-log p of the span, in nats).
-        unit: ``span``; ``claim``, which leaves out punctuation and function words; or ``sentence``, whose value is the
-            mean of its three riskiest claims.
-
-    Raises:
-        ConfigError: the answer has no report, or the metric or the unit is unknown.
-    """
-    require_known("metric", metric, Metric)
-    require_known("unit", unit, UnitLevel)
-    return highest(get_risk(answer).spans, metric, unit)
-
-
-def argument_risks(message: BaseMessage) -> dict[str, dict[str, ValueReport]]:
-    """The risk of each argument of each tool call of an answer.
-
-    Returns:
-        By the id of the call, then by the name of the argument: ``risk`` (the highest of its spans; see ``calibrated``
-        of the report), ``con_mlds`` and ``f_mlds`` (means over its spans), ``log_prob`` (of its tokens), ``start`` and
-        ``end`` (in the generated text) and the numbers of its ``spans``. The values inside an argument follow by their
-        paths, such as ``$.people[0].age``. For an answer in JSON see :func:`field_risks`.
-
-    Raises:
-        ConfigError: the answer has no report, as for :func:`get_risk`.
-    """
-    return {call.id: call.arguments for call in get_risk(message).tool_calls}
-
-
-def field_risks(message: BaseMessage) -> dict[str, ValueReport]:
-    """The risk of each field of a structured answer, such as ``raw`` of ``with_structured_output(include_raw=True)``.
-
-    Works for every method: for an answer in JSON, and for one that is a tool call. Of several calls it is the first.
-
-    Returns:
-        By JSON path (``$.person.age``, ``$.items[0].name``, ``$['other name']``), in the order of the answer: the same
-        values as in :func:`argument_risks`. Objects and lists have an entry, and so has every value in them. Empty for
-        an answer without structure.
-
-    Raises:
-        ConfigError: the answer has no report, as for :func:`get_risk`.
-    """
-    return fields_of_report(get_risk(message))
+from cocoa_integrations.reports import find_risk as find_risk
+from cocoa_integrations.reports import get_risk as get_risk
+from cocoa_integrations.reports import get_spans as get_spans
+from cocoa_integrations.reports import texts_of
 
 
 def require_message(answer: Any, name: str) -> AIMessage:
@@ -268,7 +148,7 @@ def with_report(answer: Any, report: RiskReport, change: Change | None = None) -
     """A copy with a different report, in the detail that it has. Spans and citations move as ``change`` says."""
     if isinstance(answer, Mapping):
         return {**answer, "risk": report.to_dict()}
-    stored = report.compact(*_texts_of(answer)) if report.is_compact else report
+    stored = report.compact(*texts_of(answer)) if report.is_compact else report
     metadata = _moved({**_metadata_of(answer), RISK_KEY: stored.to_dict()}, change, report.begin)
     if isinstance(answer, Generation):
         return answer.model_copy(update={"generation_info": metadata})
@@ -313,13 +193,8 @@ def _metadata_of(answer: BaseMessage | Generation) -> dict[str, Any]:
     return answer.response_metadata if isinstance(answer, BaseMessage) else answer.generation_info or {}
 
 
-def _texts_of(answer: BaseMessage | Generation) -> tuple[str, str]:
-    """The text of an answer, and that of its reasoning."""
-    return answer.text, reasoning_of(answer) if isinstance(answer, BaseMessage) else ""
-
-
 def _added(texts: tuple[str, str], chunk: BaseMessage) -> tuple[str, str]:
-    text, reasoning = _texts_of(chunk)
+    text, reasoning = texts_of(chunk)
     return texts[0] + text, texts[1] + reasoning
 
 
@@ -330,36 +205,24 @@ def reduced_result(result: LLMResult, detail: Detail, *, logprobs: bool) -> LLMR
     """
     if detail == "full":
         return result
-    generations = [[_reduced(answer, detail, logprobs) for answer in answers] for answers in result.generations]
+    generations = [[reduced(answer, detail, logprobs=logprobs) for answer in answers] for answers in result.generations]
     return result.model_copy(update={"generations": generations})
 
 
-def _reduced(answer: Any, detail: Detail, logprobs: bool) -> Any:
+def reduced(answer: Any, detail: Detail, *, logprobs: bool, texts: tuple[str, str] | None = None) -> Any:
+    """An answer with the given detail; for a chunk, ``texts`` are the text and the reasoning of the answer so far."""
     if isinstance(answer, ChatGeneration):
-        message: Any = answer.message
-        message = reduced_message(message, detail, logprobs=logprobs)
+        message: Any = reduced(answer.message, detail, logprobs=logprobs)
         return type(answer)(message=message, generation_info=answer.generation_info)
-    info = _reduced_metadata(answer.generation_info or {}, detail, logprobs, answer.text)
-    return answer.model_copy(update={"generation_info": info})
-
-
-def reduced_message(
-    message: Message, detail: Detail, *, logprobs: bool, texts: tuple[str, str] | None = None
-) -> Message:
-    """A message with the given detail; for a chunk, ``texts`` are the text and the reasoning of the answer so far."""
-    kwargs = {key: value for key, value in message.additional_kwargs.items() if key != SPANS_KEY}
-    metadata = _reduced_metadata(message.response_metadata, detail, logprobs, *(texts or _texts_of(message)))
-    return message.model_copy(update={"additional_kwargs": kwargs, "response_metadata": metadata})
-
-
-def _reduced_metadata(
-    metadata: dict[str, Any], detail: Detail, logprobs: bool, text: str, reasoning: str = ""
-) -> dict[str, Any]:
     left_out = {SPANS_KEY, *([] if logprobs else ["logprobs"]), *([RISK_KEY] if detail == "none" else [])}
-    reduced = {key: value for key, value in metadata.items() if key not in left_out}
-    if RISK_KEY in reduced:
-        reduced[RISK_KEY] = RiskReport.from_wire(reduced[RISK_KEY]).compact(text, reasoning).to_dict()
-    return reduced
+    metadata = {key: value for key, value in _metadata_of(answer).items() if key not in left_out}
+    if RISK_KEY in metadata:
+        report = RiskReport.from_wire(metadata[RISK_KEY]).compact(*(texts or texts_of(answer)))
+        metadata[RISK_KEY] = report.to_dict()
+    if isinstance(answer, Generation):
+        return answer.model_copy(update={"generation_info": metadata})
+    kwargs = {key: value for key, value in answer.additional_kwargs.items() if key != SPANS_KEY}
+    return answer.model_copy(update={"additional_kwargs": kwargs, "response_metadata": metadata})
 
 
 class ReducedStream:
@@ -374,4 +237,5 @@ class ReducedStream:
         if self._detail == "full":
             return chunk
         self._texts = _added(self._texts, chunk)
-        return reduced_message(chunk, self._detail, logprobs=self._logprobs, texts=self._texts)
+        smaller: AIMessageChunk = reduced(chunk, self._detail, logprobs=self._logprobs, texts=self._texts)
+        return smaller

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
+from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams, LanguageModelInput
@@ -14,68 +15,50 @@ from langchain_core.outputs import LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from langchain_core.runnables.utils import AnyConfigurableField
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from typing_extensions import Self
 
-from cocoa_engine import CocoaConfig, CocoaEngine, __version__
+from cocoa_engine import CocoaEngine, __version__
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
 from cocoa_engine.messages import explain
-from cocoa_engine.model.load_options import changed_options
+from cocoa_engine.model.embedded import MODEL_NAME
+from cocoa_engine.model.load_options import DeviceMap, LoadOptions, changed_options
 from cocoa_engine.report import Detail, require_detail
-from cocoa_integrations._shared import settings as decode_settings
-from cocoa_integrations._shared.load_options import one_model_name, refuse_beside, with_field_names
-from cocoa_integrations._shared.loading import settings_digest
-from cocoa_integrations._shared.settings import FIELD_SYNONYMS, config_of, fields_of, refuse_unknown, split_settings
+from cocoa_integrations._shared.loading import LazyEngine, settings_digest
+from cocoa_integrations._shared.settings import (
+    FIELD_SYNONYMS,
+    config_of,
+    fields_of,
+    refuse_unknown,
+    split_settings,
+    updated,
+)
 from cocoa_integrations._shared.unsupported import refuse_unsupported
 from cocoa_integrations.chat_service import ChatCall
-from cocoa_integrations.chat_service.remote import sent_settings
+from cocoa_integrations.chat_service.options import ModelOptions, one_model_name
+from cocoa_integrations.chat_service.remote import DEFAULT_MODEL
 from cocoa_integrations.langchain.answers import reduced_result
 from cocoa_integrations.langchain.composed import Composable
-from cocoa_integrations.langchain.options import (
-    FRAMEWORK,
-    TOOL_DETAILS,
-    TOOLS,
-    CallOptions,
-    ModelOptions,
-    engine_id,
-    without_unset,
-)
+from cocoa_integrations.langchain.messages import Writer
+from cocoa_integrations.langchain.options import FRAMEWORK, TOOL_DETAILS, TOOLS, CallOptions
 from cocoa_integrations.tracing import RiskTrace
+
+_engine_ids: WeakKeyDictionary[CocoaEngine, str] = WeakKeyDictionary()
+"""Ids for cache keys. The name of a model is not unique, and an ``id()`` can be reused."""
 
 
 class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
     """Base of :class:`CocoaLLM` and :class:`ChatCocoa`: construction, options of a call, access to the engine.
 
-    Every setting of :class:`~cocoa_engine.CocoaConfig` is a field. A setting that is not given is taken from
-    ``config``, or else from the engine. Every loading option is a field too: ``model_name``, ``tokenizer_name``,
-    ``dtype``, ``device_map`` (default: the GPUs if there are any, otherwise the CPU; ``None``: the CPU),
-    ``trust_remote_code``, ``allow_pickle``, ``model_kwargs``, ``tokenizer_kwargs``, ``runtime`` (a
-    :class:`~cocoa_engine.Runtime` or its fields as a dict) and ``calibrator``. ``model`` is a synonym of
-    ``model_name``, and ``max_tokens`` of ``max_new_tokens``.
-
-    With ``base_url`` the model is that of a server (``cocoa serve``), which needs the extra ``remote``. ``api_key``,
-    ``timeout``, ``max_retries`` and ``default_headers`` are those of the requests, and ``model`` is a name of the model
-    there. Settings that are not given are the server's. Errors of the server are those of the package ``openai``, with
-    the server's message, such as ``BadRequestError``, ``AuthenticationError`` and ``RateLimitError``. An answer with a
-    missing field or one of a wrong type, such as that of a server of another kind, is a ``DataError``.
-
-    Raises:
-        ConfigError: an option is unknown, out of range, or contradicts another.
-        MissingExtraError: ``base_url`` is given, and the package openai is not installed.
+    Its options are those of ``ModelOptions`` and ``CallOptions``, and the following.
     """
 
     streaming: bool | None = None
     """``True``: ``invoke`` also passes each span to the callbacks as soon as it is decided. ``False``: ``stream`` of a
     chat model yields the answer in one piece."""
 
-    if TYPE_CHECKING:  # further arguments of the constructor
-        model: str | os.PathLike[str] | None = None
-        max_tokens: int | None = None
-        config: CocoaConfig | None = None
-    else:
-        model = property(lambda self: self.model_name, lambda self, name: setattr(self, "model_name", name))
-        max_tokens = property(lambda self: self.max_new_tokens, lambda self, n: setattr(self, "max_new_tokens", n))
-        config = property(config_of, decode_settings.set_config)
+    engine: CocoaEngine | None = Field(default=None, exclude=True, repr=False)
+    """The engine to use. Without one, the model is loaded at the first call, or by :meth:`load`."""
 
     _ls_model_type: ClassVar[Literal["chat", "llm"]]
     _detail: ClassVar[Detail]
@@ -86,32 +69,11 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
     """The names of the options that ask for tools, for error messages."""
 
     def __init__(self, **options: Any) -> None:
-        what, engine, url = type(self).__name__, options.get("engine"), options.get("base_url")
-        base = options.get("config")
-        if base is None:
-            base = engine.config if isinstance(engine, CocoaEngine) else CocoaConfig()
-        if not isinstance(base, CocoaConfig):
-            raise ConfigError(f"config takes a CocoaConfig, not {type(base).__name__}")
         require_detail(options.get("risk_metadata"))
-        rest = {name: value for name, value in options.items() if name != "config"}
-        settings, rest, named = _divided(rest, type(self), base.method, type(self).model_fields, what=what)
-        changed = [named if name == "model_name" else name for name in changed_options(rest)]
-        if isinstance(engine, CocoaEngine):
-            refuse_beside("engine", [*changed, *([] if url is None else ["base_url"])])
-        if url is not None:
-            refuse_beside("base_url", [name for name in changed if name != named])
-            settings = {name: value for name, value in settings.items() if value is not None}
-            config = decode_settings.updated(base, settings)
-            sent_settings(config)  # refuses those of the server's machine
-            fields = {**dict.fromkeys(CocoaConfig.model_fields), **fields_of(config)}
-        else:
-            fields = fields_of(base.replace(**settings))
-        try:
-            super().__init__(**rest, **fields)
-        except ValidationError as error:
-            raise ConfigError(f"{what}: {explain(error)}") from None
+        config, fields = self._read(options)
+        super().__init__(**{**fields, **fields_of(config)})
         # created now, so that models rebuilt from this one share it, and that a wrong address is an error
-        _ = self._engine_or_lazy if url is None else self.service
+        _ = self.service if self.is_remote else self._engine_or_lazy
 
     @model_validator(mode="after")
     def _set_cocoa_version(self) -> Self:
@@ -119,21 +81,13 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         return self
 
     def configurable_fields(self, **kwargs: AnyConfigurableField) -> Any:
-        """As in LangChain. ``max_tokens`` and ``model`` are accepted for ``max_new_tokens`` and ``model_name``.
-
-        Raises:
-            ConfigError: a field is given under two names.
-        """
+        """As in LangChain, with the synonyms of fields. One that is given under two names is a ``ConfigError``."""
         fields: dict[str, AnyConfigurableField] = {}
         for name, field in kwargs.items():
             if FIELD_SYNONYMS.get(name, name) in fields:
                 raise ConfigError(f"{FIELD_SYNONYMS.get(name, name)} is given under two names; give one of them")
             fields[FIELD_SYNONYMS.get(name, name)] = field
         return super().configurable_fields(**fields)
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """As in pydantic; ``max_tokens`` and ``model`` are accepted for ``max_new_tokens`` and ``model_name``."""
-        return super().model_copy(update=with_field_names(update), deep=deep)
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         """The model with the options of one call applied."""
@@ -146,6 +100,16 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         return self.load().encode(text, add_special_tokens=False)
 
     @property
+    def _objects(self) -> dict[str, Any]:
+        return {} if self.engine is None else {"engine": self.engine}
+
+    @property
+    def _name(self) -> str:
+        if self.engine is not None:
+            return self.engine.model_name
+        return self.model_name or (DEFAULT_MODEL if self.is_remote else MODEL_NAME)
+
+    @property
     def _identifying_params(self) -> Mapping[str, Any]:
         """Everything that an answer depends on. LangChain's caches use it as their key."""
         if self.is_remote:
@@ -154,12 +118,13 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
             model = {name: getattr(self, name) for name in changed_options(self)}
             for kwargs in model.keys() & {"model_kwargs", "tokenizer_kwargs"}:
                 model[kwargs] = {name: value for name, value in model[kwargs].items() if name != "token"}
-            if (changed := self._lazy_engine.changed_settings) is not None:
+            lazy = self._engine_or_lazy
+            if isinstance(lazy, LazyEngine) and (changed := lazy.changed_settings) is not None:
                 model["settings"] = changed
         else:
             model = {
                 "dtype": str(self.engine.held_model.dtype),
-                "engine_id": engine_id(self.engine),
+                "engine_id": _engine_ids.setdefault(self.engine, uuid4().hex),
                 "settings": settings_digest(self.engine),
             }
         if not self.stream_usage:
@@ -191,25 +156,32 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
             require_detail(detail)
         if not self.is_remote:
             _ = self._engine_or_lazy  # of the current options; the copy of this call shares it
-        called, what = self._with_tools(options), type(self).__name__
+        called, what = self._with_tools(options), f"a call of {type(self).__name__}"
         framework = {name: value for name, value in options.items() if name in FRAMEWORK}
         own = {name: value for name, value in options.items() if name not in FRAMEWORK | TOOLS | TOOL_DETAILS}
         before, kind, update = config_of(self), self._call_options, dict[str, Any]()
-        known = {*kind.model_fields, "model_name", *self._tool_options}
-        settings, rest, _ = _divided(own, kind, before.method, known, what=f"a call of {what}")
+        settings, rest = split_settings(own, before.method)
+        defaults = kind()  # None leaves an option at its default, unless it is a value of the option
+        rest = {
+            name: value for name, value in rest.items() if value is not None or getattr(defaults, name, None) is None
+        }
+        rest = refuse_unsupported(rest, what=what)
+        one_model_name(rest)
+        refuse_unknown(rest, {*kind.model_fields, "model_name", *self._tool_options}, what=what)
         if (name := rest.pop("model_name", None)) not in (None, self._name):
             if not self.is_remote:
                 raise ConfigError(
-                    f"a call of {what} cannot change the model from {self._name!r} to {name!r}; make another {what}"
+                    f"{what} cannot change the model from {self._name!r} to {name!r}; make another "
+                    f"{type(self).__name__}"
                 )
             update["model_name"] = name
         if self.is_remote:
             settings = {name: value for name, value in settings.items() if value is not None}
-        config = decode_settings.updated(before, {**settings, **({} if stop is None else {"stop": stop})})
+        config = updated(before, {**settings, **({} if stop is None else {"stop": stop})})
         try:
             checked = kind(**rest)
         except ValidationError as error:
-            raise ConfigError(f"a call of {what}: {explain(error)}") from None
+            raise ConfigError(f"{what}: {explain(error)}") from None
         update |= {name: getattr(checked, name) for name in rest}
         if any(update.get(name, getattr(self, name)) for name in ("logits_processor", "stopping_criteria")):
             update["cache"] = False
@@ -243,9 +215,9 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
     def _request(self, prompt: Any) -> ChatCall:
         """What the service is asked for by a prompt, or by messages."""
 
-    @abstractmethod
-    def _writer(self) -> Any:
-        """Makes the chunks of an answer: ``chunk`` that of a piece, and ``last`` that which ends the answer."""
+    def _writer(self) -> Writer:
+        blocks = getattr(self, "output_version", None) == "v1"
+        return Writer(is_chat=self._ls_model_type == "chat", blocks=blocks, usage=self.stream_usage)
 
     def _stream(
         self,
@@ -385,13 +357,62 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         """Whether the service lists the tokens of answers. A server is asked for them only where they are wanted."""
         return self._keeps_logprobs if self.is_remote else self.logprobs is not False
 
+    @classmethod
+    def from_model_id(
+        cls,
+        model_id: str,
+        task: str | None = None,
+        backend: str = "default",
+        device: int | str | None = None,
+        device_map: DeviceMap = "auto",
+        model_kwargs: dict[str, Any] | None = None,
+        pipeline_kwargs: dict[str, Any] | None = None,
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """The model, with the arguments of the constructor that ``langchain-huggingface`` has.
 
-def _divided(
-    options: Mapping[str, Any], kind: type[CallOptions], method: str, known: Iterable[str], *, what: str
-) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """The decode settings among options, the other ones, and the name under which the model was given."""
-    settings, rest = split_settings(options, method)
-    rest = refuse_unsupported(without_unset(kind, rest), what=what)
-    named = one_model_name(rest)
-    refuse_unknown(rest, known, what=what)
-    return settings, rest, named
+        Args:
+            model_id: as ``model`` of the constructor.
+            task: ``"text-generation"``.
+            backend: ``"default"`` (or ``"pipeline"``): transformers with PyTorch.
+            device: a number of a GPU, -1 for the CPU, or a device such as ``"cuda:0"``. The default is that of
+                ``device_map``.
+            device_map: as for the constructor.
+            model_kwargs: as for the constructor. ``dtype`` and ``trust_remote_code`` may be among them.
+            pipeline_kwargs: decode settings such as ``max_new_tokens``, under the names of transformers.
+            batch_size: as for the constructor of :class:`CocoaLLM`. A chat model has no such option.
+            **options: further options of the constructor.
+
+        Raises:
+            ConfigError: an option is unknown, out of range or not supported.
+        """
+        name = f"{cls.__name__}.from_model_id"
+        if task not in (None, "text-generation"):
+            raise ConfigError(f"{name}: task={task!r} is not supported; only 'text-generation' is")
+        if backend not in ("default", "pipeline"):
+            raise ConfigError(f"{name}: backend={backend!r} is not supported; models run in transformers with PyTorch")
+        if device is not None:
+            if device_map not in ("auto", None):
+                raise ConfigError(f"{name}: device and device_map are both given; give device_map alone")
+            device_map = device if isinstance(device, str) else "cpu" if device < 0 else f"cuda:{device}"
+        one_model_name(options, model_id=model_id)
+        arguments = {"batch_size": batch_size, **options}
+        arguments = {key: value for key, value in arguments.items() if value is not None} | {"device_map": device_map}
+        # from_pretrained takes these under model_kwargs too; here they are options
+        rest = dict(model_kwargs or {})
+        if "torch_dtype" in rest:
+            rest.setdefault("dtype", rest.pop("torch_dtype"))
+        own = {key: rest.pop(key) for key in LoadOptions.model_fields if key in rest}
+        decode = {key: value for key, value in (pipeline_kwargs or {}).items() if value is not None}
+        if decode.pop("return_full_text", False):
+            raise ConfigError(f"{name}: return_full_text=True is not supported; answers do not repeat the prompt")
+        if samples := decode.pop("do_sample", None):
+            decode.setdefault("temperature", 1.0)
+        elif samples is False:
+            decode["temperature"] = 0.0
+        for group, values in (("model_kwargs", own), ("pipeline_kwargs", decode)):
+            if twice := arguments.keys() & values.keys():
+                raise ConfigError(f"{name}: {', '.join(sorted(twice))} is given in {group} and elsewhere too")
+            arguments |= values
+        return cls(**arguments, **({"model_kwargs": rest} if rest else {}))

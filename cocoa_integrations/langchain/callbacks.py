@@ -119,19 +119,14 @@ def get_risk_callback(*, max_reports: int | None = MAX_REPORTS) -> Iterator[Risk
     _current.set(handler)
     try:
         yield handler
-    finally:
-        _leave(handler)
-
-
-def _leave(handler: RiskCallbackHandler) -> None:
-    """Remove a handler from this context, which may be another than it was set in (async fixtures, generators)."""
-    inner = _current.get()
-    if inner is handler:
-        _current.set(handler._outer)
-    while inner is not None:
-        if inner._outer is handler:
-            inner._outer = handler._outer
-        inner = inner._outer
+    finally:  # this context may be another than it was set in (async fixtures, generators)
+        inner = _current.get()
+        if inner is handler:
+            _current.set(handler._outer)
+        while inner is not None:
+            if inner._outer is handler:
+                inner._outer = handler._outer
+            inner = inner._outer
 
 
 _MAX_WAITING = 1000
@@ -178,10 +173,8 @@ class RiskScores(BaseCallbackHandler):
     ) -> None:
         super().__init__()
         self._scoring = Scoring(name, threshold, explain)
-        self._client = client
-        self._project = project
-        self._session_id: UUID | None = None
-        self._logger_provider = logger_provider
+        self._client, self._project, self._logger_provider = client, project, logger_provider
+        self._session_id: UUID | None = None  # of the project, which feedback on a run should have
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="cocoa-scores")  # its thread starts when it is needed
         self._room = threading.BoundedSemaphore(_MAX_WAITING)
 
@@ -190,47 +183,42 @@ class RiskScores(BaseCallbackHandler):
     ) -> None:
         """Post the score of a complete answer."""
         trace_id = run_id if parent_run_id is None else getattr(get_current_run_tree(), "trace_id", None)
+        client = self._client or (get_cached_client() if langsmith_utils.tracing_is_enabled() is True else None)
         for answer in (answer for answers in response.generations for answer in answers):
-            if (report := find_risk(answer)) is not None:
-                response_id = answer.message.id if isinstance(answer, ChatGeneration) else None
-                self._send(run_id, trace_id, report)
-                emit_event(self._scoring, report, response_id=response_id, provider=self._logger_provider)
+            if (report := find_risk(answer)) is None:
+                continue
+            response_id = answer.message.id if isinstance(answer, ChatGeneration) else None
+            emit_event(self._scoring, report, response_id=response_id, provider=self._logger_provider)
+            if client is None:
+                continue
+            if self._room.acquire(blocking=False):
+                feedback = self._sender.submit(self._feedback, client, run_id, trace_id, report)
+                feedback.add_done_callback(self._sent)
+            else:
+                logger.warning("the score of run %s is dropped: %d others wait to be sent.", run_id, _MAX_WAITING)
 
     def flush(self) -> None:
         """Wait until the feedback of all answers so far was handed to LangSmith's client."""
         self._sender.submit(int).result()  # it comes after them in the queue
 
-    def _send(self, run_id: UUID, trace_id: UUID | None, report: RiskReport) -> None:
-        client = self._client or (get_cached_client() if langsmith_utils.tracing_is_enabled() is True else None)
-        if client is None:
-            return
-        if not self._room.acquire(blocking=False):
-            logger.warning("the score of run %s is dropped: %d others wait to be sent.", run_id, _MAX_WAITING)
-            return
-        self._sender.submit(self._feedback, client, run_id, trace_id, report).add_done_callback(self._sent)
-
     def _feedback(self, client: Client, run_id: UUID, trace_id: UUID | None, report: RiskReport) -> None:
-        model = {} if report.model_name is None else {"model": report.model_name}
-        client.create_feedback(
-            run_id=run_id,
-            trace_id=trace_id,
-            session_id=self._project_id(client),
-            key=self._scoring.name,
-            score=finite(self._scoring.score(report)),
-            value=self._scoring.label(report),
-            comment=self._scoring.explanation(report),
-            source_info={"calibrated": report.calibrated, "method": report.method, **model},
-        )
-
-    def _project_id(self, client: Client) -> UUID | None:
-        """The id of the project, which feedback on a run should have; ``None`` if it cannot be found yet."""
         if self._session_id is None:
             try:
                 name = self._project or langsmith_utils.get_tracer_project()
                 self._session_id = client.read_project(project_name=name).id
             except Exception as error:  # the project is created with its first run
                 logger.debug("no id for the LangSmith project: %s", error)
-        return self._session_id
+        model = {} if report.model_name is None else {"model": report.model_name}
+        client.create_feedback(
+            run_id=run_id,
+            trace_id=trace_id,
+            session_id=self._session_id,
+            key=self._scoring.name,
+            score=finite(self._scoring.score(report)),
+            value=self._scoring.label(report),
+            comment=self._scoring.explanation(report),
+            source_info={"calibrated": report.calibrated, "method": report.method, **model},
+        )
 
     def _sent(self, future: Future[None]) -> None:
         self._room.release()

@@ -25,7 +25,7 @@ from cocoa_integrations.chat_service import Answer, ChatCall, LocalChat
 from cocoa_integrations.langchain import structured
 from cocoa_integrations.langchain.answers import ReducedStream
 from cocoa_integrations.langchain.base import CocoaModel
-from cocoa_integrations.langchain.messages import MessageWriter, answer_message, answer_metadata, to_chat, to_entries
+from cocoa_integrations.langchain.messages import answer_message, to_chat, to_entries
 from cocoa_integrations.langchain.options import PER_CALL, TOOL_DETAILS, TOOLS, ChatCallOptions
 from cocoa_integrations.langchain.structured import ArgumentsParser, WholeJsonParser
 from cocoa_integrations.tool_calling import ToolRequest
@@ -215,11 +215,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
 
     def _result(self, answer: Answer, trace: RiskTrace) -> ChatResult:
         trace.record(answer)
-        message = answer_message(answer, {**answer_metadata(answer), "model_provider": "cocoa"})
-        return ChatResult(generations=[ChatGeneration(message=message)])
-
-    def _writer(self) -> MessageWriter:
-        return MessageWriter(blocks=self.output_version == "v1", usage=self.stream_usage)
+        return ChatResult(generations=[ChatGeneration(message=answer_message(answer))])
 
     def _request(self, messages: Sequence[BaseMessage]) -> ChatCall:
         chat = to_chat(messages)

@@ -2,30 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
-from cocoa_engine import context_lift_of_text
+from cocoa_engine import ContextLift, context_lift_of_text
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.logs import safe_logger
+from cocoa_engine.report import SpanReport
 from cocoa_integrations._shared import citations as shared
 from cocoa_integrations._shared.citations import CITATIONS_KEY, CitedBy
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.settings import config_of
+from cocoa_integrations._shared.tries import run_blocking
 from cocoa_integrations.langchain.answers import get_risk, get_spans, require_message, with_change, with_spans
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.composed import called_model
-from cocoa_integrations.langchain.retrieval import Asker, chain_of, join_documents
 
 logger = safe_logger(__name__)
 
 AFTER_A_RETRY = "Citations follow a retry: with_risk_retry(..., return_documents=True) | with_citations(prompt, chat)."
+
+
+class Asker:
+    """Asks the runnables of a chain. In the synchronous form of a call it blocks, and suspends nothing."""
+
+    def __init__(self, config: RunnableConfig, *, blocks: bool) -> None:
+        self.config, self._blocks = config, blocks
+
+    async def ask(self, runnable: Runnable[Any, Any], given: Any, **options: Any) -> Any:
+        """The output of a runnable."""
+        if self._blocks:
+            return runnable.invoke(given, self.config, **options)
+        return await runnable.ainvoke(given, self.config, **options)
+
+    async def run(self, chat: ChatCocoa, work: Callable[[], Any]) -> Any:
+        """The result of work for the engine of a model, if it has one in this process."""
+        return work() if self._blocks or chat.is_remote else await chat.in_worker(work)
+
+
+def chain_of(
+    name: str, calls: Callable[..., Coroutine[Any, Any, Any]], prompt: Any, chat: Any
+) -> RunnableLambda[Any, Any]:
+    """A runnable that calls a function with the prompt, the chat, an input, an :class:`Asker` and options of a call."""
+
+    # LangChain finds the runnables of a chain among the variables that these functions name
+    def run(given: Any, config: RunnableConfig, **options: Any) -> Any:
+        return run_blocking(calls(prompt, chat, given, Asker(config, blocks=True), options))
+
+    async def arun(given: Any, config: RunnableConfig, **options: Any) -> Any:
+        return await calls(prompt, chat, given, Asker(config, blocks=False), options)
+
+    return RunnableLambda(run, arun, name=name)
+
+
+def join_documents(documents: Sequence[Document]) -> str:
+    """The texts of documents, with an empty line between them."""
+    return "\n\n".join(document.page_content for document in documents)
 
 
 def with_citations(
@@ -47,9 +85,9 @@ def with_citations(
         print(message.text)  # It was built by Marta Lindqvist [1].
         message.response_metadata["cocoa_citations"]
 
-    By attention, the source of a part is the document that the model's retrieval heads attend to most while the part is
-    written. By lift, each document is left out of the prompt in turn, and the answer is fed again; the source of a part
-    is the document whose absence lowers the part's log p most. ``[n]`` is the n-th document of the input.
+    By attention, the source of a part is the document that the model's retrieval heads attend to most while it is
+    written; by lift, the document without which the answer, fed again, gives the part the lowest log p. ``[n]`` is the
+    n-th document of the input.
 
     ``cocoa_citations`` has an entry for each citation with ``source`` (from 1), ``id`` (of the document, or ``None``),
     ``metadata`` (of the document), ``start``, ``end``, ``text``, ``lift`` (in nats) or ``attention``, and ``spans``.
@@ -73,8 +111,7 @@ def with_citations(
         format_documents: makes the value of that variable in the prompt.
         by: what finds the source of a part, ``"attention"`` or ``"lift"``. Attention needs a model whose attention can
             be seen, and the text of each document in the prompt as it is. Default: attention, and where that is not so
-            lift with a model in this process (a warning is logged); lift if ``min_lift`` alone is given. Citations have
-            ``attention`` or ``lift``.
+            lift with a model in this process (a warning is logged); lift if ``min_lift`` alone is given.
         min_lift: the lowest lift of a cited part, in nats. Default: 1.
         min_attention: the lowest attention of a part on the document it cites, in [0, 1]. Default: 0.05.
         markers: whether the text of the message gets the markers, at the end of its sentences and clauses. A message
@@ -92,24 +129,7 @@ def with_citations(
 
     def filled(values: Mapping[str, Any], left_out: Document | None = None) -> dict[str, Any]:
         """The values of the prompt, with all documents but one."""
-        return {**values, context: format_documents([one for one in values[context] if one is not left_out])}
-
-    def chosen(called: ChatCocoa, message: AIMessage, documents: Sequence[Document], in_prompt: list[int]) -> CitedBy:
-        """What finds the sources of an answer."""
-        spans = get_spans(message)
-        seen = not (in_prompt and spans) or any(span.passage_attention for span in spans)
-        if cite.by == "attention" and not seen:
-            raise ConfigError(shared.CANNOT_ATTEND)
-        if cite.by is not None:
-            return cite.by
-        missing = any(one.page_content.strip() for number, one in enumerate(documents) if number not in in_prompt)
-        if not seen or missing:
-            why = shared.NOT_FOUND if seen else shared.NOT_SEEN
-            if not called.is_remote:
-                logger.warning("citations are by lift, because %s", why)
-                return "lift"
-            logger.warning("some sources are not cited, because %s", why)
-        return "attention"
+        return {**values, context: format_documents([each for each in values[context] if each is not left_out])}
 
     async def calls(prompt: Any, chat: Any, values: Any, asker: Asker, options: Mapping[str, Any]) -> AIMessage:
         documents = values.get(context) if isinstance(values, Mapping) else None
@@ -134,34 +154,41 @@ def with_citations(
                 if cite.by is not None or getattr(error, "param", None) not in ("cocoa.source", "source"):
                     raise
                 in_prompt, message = [], await asker.ask(chat, full, **options, source=[])
-        message = require_message(message, "with_citations")
-        if any(len(span.passage_attention or in_prompt) != len(in_prompt) for span in get_spans(message)):
+        spans = get_spans(message := require_message(message, "with_citations"))
+        if any(len(span.passage_attention or in_prompt) != len(in_prompt) for span in spans):
             in_prompt = []  # it was written with other passages
-        how = chosen(called, message, documents, in_prompt)
-        if how == "attention":
-            spans = get_spans(message)
-            measured = [shared.spread(span.passage_attention, in_prompt, len(documents)) for span in spans]
+        by: CitedBy = cite.by or "attention"
+        why = None
+        if in_prompt and spans and not any(span.passage_attention for span in spans):
+            why = shared.NOT_SEEN
+        elif any(text.strip() for number, text in enumerate(texts) if number not in in_prompt):
+            why = shared.NOT_FOUND
+        if why == shared.NOT_SEEN and cite.by == "attention":
+            raise ConfigError(shared.CANNOT_ATTEND)
+        if why is not None and cite.by is None:
+            by = "attention" if called.is_remote else "lift"
+            what = "some sources are not cited" if called.is_remote else "citations are by lift"
+            logger.warning("%s, because %s", what, why)
+        if by == "attention":
+            values_of = [shared.spread(span.passage_attention, in_prompt, len(documents)) for span in spans]
         else:
-            without_each = [await asker.ask(prompt, filled(values, document)) for document in documents]
-            measured = await asker.run(called, partial(_lifts, called, message, full, without_each))
-        return cited(message, measured, documents, lowest=cite.lowest[how], by=how, markers=markers)
+            rest = [await asker.ask(prompt, filled(values, document)) for document in documents]
+            lifts = await asker.run(called, partial(_lifts, called, spans, full, *rest))
+            values_of = [[shared.lift_in_nats(lift[number]) for lift in lifts] for number in range(len(spans))]
+        return cited(message, values_of, documents, lowest=cite.lowest[by], by=by, markers=markers)
 
-    chain: Runnable[Mapping[str, Any], AIMessage] = chain_of("with_citations", calls, prompt, chat)
-    return chain
+    return chain_of("with_citations", calls, prompt, chat)
 
 
 def _lifts(
-    chat: ChatCocoa, message: AIMessage, full: LanguageModelInput, without_each: Sequence[LanguageModelInput]
-) -> list[list[float | None]]:
-    """The lift of each span of an answer, by document."""
-    texts = [span.text or "" for span in get_spans(message)]
+    chat: ChatCocoa, spans: Sequence[SpanReport], full: LanguageModelInput, *without: LanguageModelInput
+) -> list[list[ContextLift | None]]:
+    """For each prompt without a context, how this context changed each span."""
+    texts = [span.text or "" for span in spans]
     if not any(texts):
-        return [[None] * len(without_each) for _ in texts]
+        return [[None] * len(texts) for _ in without]
     engine, config, full_ids = chat.load(), config_of(chat), chat.prompt_ids(full)
-    columns = [
-        context_lift_of_text(engine, texts, full_ids, chat.prompt_ids(without), config) for without in without_each
-    ]
-    return [[shared.lift_in_nats(column[number]) for column in columns] for number in range(len(texts))]
+    return [context_lift_of_text(engine, texts, full_ids, chat.prompt_ids(each), config) for each in without]
 
 
 def cited(
@@ -180,14 +207,9 @@ def cited(
     text = edited or EditedText("".join(span.text or "" for span in spans))
     shown = text.spans(spans)
     citations, sourced = shared.citations_of(shown, [values[span.span] for span in shown], lowest, by)
-    citations = [
-        citation.with_values(
-            id=documents[citation.source - 1].id,
-            metadata=dict(documents[citation.source - 1].metadata),
-            spans=[shown[number].span for number in citation.spans],
-        )
-        for citation in citations
-    ]
+    for number, citation in enumerate(citations):
+        document, numbers = documents[citation.source - 1], [shown[each].span for each in citation.spans]
+        citations[number] = citation.with_values(id=document.id, metadata=dict(document.metadata), spans=numbers)
     sources = {span.span: span.source for span in sourced}
     spans = [
         span.with_values(source=sources.get(span.span), **{shared.VALUES[by]: list(of_span)})
@@ -226,14 +248,11 @@ def context_lift(
     if not isinstance(chat, ChatCocoa) or chat.is_remote:
         raise ConfigError(f"context lift is measured with a ChatCocoa in this process, not a {type(chat).__name__}.")
     report, spans = get_risk(message), get_spans(message)
-    texts = [span.text for span in spans if span.text is not None]
-    if len(texts) < len(spans):
+    if any(span.text is None for span in spans):
         raise ConfigError("the text of the message was changed after it was generated, so its spans are not known.")
-    if not any(texts):
+    if not any(span.text for span in spans):
         return message.model_copy(deep=True)
-    engine = chat.load()
-    with_context, without_context = chat.prompt_ids(prompt), chat.prompt_ids(prompt_without_context)
-    lifts = context_lift_of_text(engine, texts, with_context, without_context, config_of(chat))
+    [lifts] = _lifts(chat, spans, prompt, prompt_without_context)
     return with_spans(message, report, shared.with_lifts(spans, lifts))
 
 
@@ -275,5 +294,4 @@ def with_context_lift(
         message = require_message(await asker.ask(chat, full, **options), "with_context_lift")
         return await asker.run(called, partial(context_lift, called, message, full, without_source))
 
-    chain: Runnable[Mapping[str, Any], AIMessage] = chain_of("with_context_lift", calls, prompt, chat)
-    return chain
+    return chain_of("with_context_lift", calls, prompt, chat)

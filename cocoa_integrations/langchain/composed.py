@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from langchain_core.language_models import BaseLLM
 from langchain_core.language_models.base import LanguageModelInput
-from langchain_core.outputs import LLMResult
 from langchain_core.runnables import (
     Runnable,
     RunnableBinding,
@@ -73,11 +72,7 @@ class Composable(Runnable[Any, Any]):
 
 
 class Composed(RunnableBinding[Any, Any]):  # type: ignore[no-redef]
-    """A model with what LangChain has put around it.
-
-    LangChain's own wrappers take the methods and the attributes that they do not have themselves from the model, and so
-    without what is around it.
-    """
+    """A model with what LangChain has put around it, which LangChain's own wrappers would leave out."""
 
     def bind(self, **kwargs: Any) -> Any:
         """As in LangChain."""
@@ -185,34 +180,36 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
     def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
         """The text and the report of the answer."""
         llm, prompt, options = self._asked(input, config, kwargs)
-        return _answer_of(llm.generate_prompt([prompt], **options))
+        [[answer]] = llm.generate_prompt([prompt], **options).generations
+        return dict(text_and_risk(answer.text, get_risk(answer)))
 
     async def ainvoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """See :meth:`invoke`."""
         llm, prompt, options = self._asked(input, config, kwargs)
-        return _answer_of(await llm.agenerate_prompt([prompt], **options))
+        [[answer]] = (await llm.agenerate_prompt([prompt], **options)).generations
+        return dict(text_and_risk(answer.text, get_risk(answer)))
 
     def stream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[dict[str, Any]]:
         """One ``{"text": ...}`` per span, then one chunk with the report."""
-        seen, kwargs = RiskCallbackHandler(), _with_report(kwargs)
-        with closing(self.llm.stream(input, _with_handler(config, seen), **kwargs)) as texts:  # type: ignore[type-var]
+        handler, config = _heard(config)
+        with closing(self.llm.stream(input, config, **_with_report(kwargs))) as texts:  # type: ignore[type-var]
             for text in texts:
                 yield text_and_risk(text)
-        yield text_and_risk("", seen.reports[-1].without("run_id"))
+        yield text_and_risk("", handler.reports[-1].without("run_id"))
 
     async def astream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[dict[str, Any]]:
         """See :meth:`stream`."""
-        seen, kwargs = RiskCallbackHandler(), _with_report(kwargs)
-        async with aclosing(self.llm.astream(input, _with_handler(config, seen), **kwargs)) as texts:  # type: ignore[type-var]
+        handler, config = _heard(config)
+        async with aclosing(self.llm.astream(input, config, **_with_report(kwargs))) as texts:  # type: ignore[type-var]
             async for text in texts:
                 yield text_and_risk(text)
-        yield text_and_risk("", seen.reports[-1].without("run_id"))
+        yield text_and_risk("", handler.reports[-1].without("run_id"))
 
     def _asked(self, given: LanguageModelInput, config: Any, options: dict[str, Any]) -> tuple[Any, Any, Any]:
         """The model that a config chooses, the prompt, and the options of the call."""
@@ -224,16 +221,13 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
         return llm, llm._convert_input(given), {**of_run, **_with_report(options)}
 
 
-def _with_handler(config: RunnableConfig | None, handler: RiskCallbackHandler) -> RunnableConfig:
-    return merge_configs(ensure_config(config), {"callbacks": [handler]})
-
-
-def _answer_of(result: LLMResult) -> dict[str, Any]:
-    [[answer]] = result.generations
-    return dict(text_and_risk(answer.text, get_risk(answer)))
-
-
 def _with_report(options: dict[str, Any]) -> dict[str, Any]:
     """The options of a call whose report is full, whatever ``risk_metadata`` is."""
     require_detail(options.get("risk_metadata"))
     return {**options, "risk_metadata": None}
+
+
+def _heard(config: RunnableConfig | None) -> tuple[RiskCallbackHandler, RunnableConfig]:
+    """A handler, and the config with it."""
+    handler = RiskCallbackHandler()
+    return handler, merge_configs(ensure_config(config), {"callbacks": [handler]})

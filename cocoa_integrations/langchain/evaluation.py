@@ -14,9 +14,12 @@ from cocoa_integrations.judging import AnswerJudge, judge_of
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.composed import called_model
 
-QUESTION_KEYS = ("question", "query", "input", "user_input", "messages")
-ANSWER_KEYS = ("answer", "response", "output", "text", "result", "messages")
-CONTEXT_KEYS = ("context", "contexts", "documents", "retrieved_contexts", "source_documents")
+KEYS = {
+    "question": ("question", "query", "input", "user_input", "messages"),
+    "answer": ("answer", "response", "output", "text", "result", "messages"),
+    "context": ("context", "contexts", "documents", "retrieved_contexts", "source_documents"),
+}
+"""Where each of these is looked for by default."""
 
 
 def risk_evaluator(
@@ -61,12 +64,14 @@ def risk_evaluator(
     def cocoa_risk(inputs: Any, outputs: Any) -> dict[str, Any]:
         if not isinstance(inputs, Mapping) and hasattr(inputs, "outputs"):  # a run and its example
             run, example = inputs, outputs
-            inputs = getattr(example, "inputs", None) or run.inputs
-            outputs = run.outputs
+            inputs, outputs = getattr(example, "inputs", None) or run.inputs, run.outputs
         inputs, outputs = inputs or {}, outputs or {}
-        asked = _text(_value(inputs, question, QUESTION_KEYS, "question"))
-        answered = _text(_value(outputs, answer, ANSWER_KEYS, "answer"))
-        contexts = _contexts({**inputs, **outputs}, context)
+        asked = _text(_value(inputs, question, "question"))
+        answered = _text(_value(outputs, answer, "answer"))
+        both, contexts = {**inputs, **outputs}, []
+        if context is not None or not both.keys().isdisjoint(KEYS["context"]):
+            value = _value(both, context, "context")
+            contexts = [_text(each) for each in ([value] if isinstance(value, str) else value or ())]
         if not answered.strip():
             return {"key": key, "score": None, "comment": "the answer is empty"}
         judged = judge.judge(asked, answered, contexts)
@@ -76,19 +81,20 @@ def risk_evaluator(
     return cocoa_risk
 
 
-def _value(values: Mapping[str, Any], key: str | None, keys: tuple[str, ...], what: str) -> Any:
-    given = next((name for name in keys if name in values), None) if key is None else key
-    if given is None and len(values) == 1:
-        [given] = values
-    if given is None or given not in values:
+def _value(values: Mapping[str, Any], key: str | None, what: str) -> Any:
+    names = [key] if key is not None else [*KEYS[what], *(values if len(values) == 1 else ())]
+    name = next((name for name in names if name in values), None)
+    if name is None:
         raise ConfigError(f"no {what} found under {', '.join(map(repr, values)) or 'no key'}; name its key: {what}=.")
-    return values[given]
+    return values[name]
 
 
 def _text(value: Any) -> str:
-    """The text of a message, of the last one of a list, or of a prompt or chunk."""
+    """The text of a document or a message, of the last one of a list, or of a prompt or chunk."""
     if isinstance(value, (list, tuple)) and value:
         value = value[-1]
+    if isinstance(value, Document):
+        return value.page_content
     if isinstance(value, BaseMessage):
         return str(value.text)
     if isinstance(value, Mapping) and "content" in value:
@@ -96,11 +102,3 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ConfigError(f"an evaluator takes texts or messages, not {type(value).__name__}.")
     return value
-
-
-def _contexts(values: Mapping[str, Any], key: str | None) -> list[str]:
-    if key is None and values.keys().isdisjoint(CONTEXT_KEYS):
-        return []
-    given = _value(values, key, CONTEXT_KEYS, "context")
-    contexts = [given] if isinstance(given, str) else list(given or ())
-    return [context.page_content if isinstance(context, Document) else _text(context) for context in contexts]

@@ -38,26 +38,25 @@ def risk_gate(
     acted on an answer, the report has an entry ``"gate"`` with the action, the metric, the threshold, and the value
     that reached it.
 
-    **Streams.** Whether an answer is too risky is only known after its last span. With ``raise`` and ``abstain`` the
-    answer is therefore passed on as one chunk at the end, and a fallback can still start from the beginning. With
-    ``mark``, messages are streamed, and each risky span is marked as it arrives; the text from a possible tool call
-    onwards is passed on at the end. Dicts of text and risk are passed on at the end.
+    **Streams.** With ``raise`` and ``abstain`` the answer is passed on as one chunk at the end, and a fallback can
+    still start from the beginning. With ``mark``, messages are streamed, and each risky span is marked as it arrives;
+    the text from a possible tool call onwards, and dicts of text and risk, are passed on at the end.
 
     Args:
         threshold: the value from which an answer is too risky. Default: ``answer_threshold`` or ``threshold`` of the
-            report, which is the calibrator's threshold, or a measured default of the report's ``risk_source``. `cocoa
-            threshold` shows what other values would stop on your own prompts.
+            report, which is the calibrator's, or a measured default of its ``risk_source``. `cocoa threshold` shows
+            what other values would stop on your own prompts.
         metric: the value to compare: ``risk`` of a span, in [0, 1]; ``answer_risk``, the probability that the answer is
             wrong as a whole (needs a calibrator for answers); ``con_mlds`` or ``f_mlds``, the raw MLDS, which have no
             default threshold; or ``self_information`` (-log p of the span, in nats). Spans that contain only
             whitespace, and end-of-sequence tokens, do not count. Default: ``answer_risk`` where the report has one, and
             otherwise ``risk``; always ``risk`` with a threshold, with another ``unit`` or with ``on_risk="mark"``.
-        unit: what is compared with the threshold, and marked: each ``span``; each ``claim``, a name, number, date,
-            short quotation or content word, with the highest value of its spans; or each ``sentence``, with the mean
-            of its three riskiest claims. With ``claim`` and ``sentence``, streams are passed on at the end.
+        unit: what is compared, and marked: each ``span``; each ``claim``, a name, number, date, short quotation or
+            content word, with the highest value of its spans; or each ``sentence``, with the mean of its three riskiest
+            claims. With ``claim`` and ``sentence``, streams are passed on at the end.
         on_risk: ``raise`` a ``HallucinationRiskError``, for ``with_fallbacks``; ``mark`` the risky spans in the text;
-            or ``abstain``: replace the text by ``answer`` and drop tool calls. The report is kept, and its spans
-            contain the original text.
+            or ``abstain``: replace the text by ``answer`` and drop tool calls. The spans of the report keep the
+            original text.
         mark: how to mark a span: a template of ``{text}`` and ``{value}``, such as
             ``"<mark title='{value:.2f}'>{text}</mark>"``, or a function of the text and the :class:`.SpanReport`;
             one whose result does not have the text redacts it. Whitespace at the ends of a span stays outside the mark.
@@ -80,21 +79,21 @@ def risk_gate(
 
 
 class RiskGate(RunnableGenerator[Any, Any]):
-    """The runnable that :func:`risk_gate` returns; its options are described there."""
+    """The runnable that :func:`risk_gate` returns."""
 
     def __init__(self, limit: Limit, on_risk: OnRisk, mark: Mark, answer: str) -> None:
         super().__init__(self._chunks, self._achunks, name="RiskGate")
         self.limit, self.on_risk, self.mark, self.answer = limit, on_risk, mark, answer
 
     def passed(self, answer: A) -> A:
-        """Apply the gate to a complete answer. The given answer is not changed."""
+        """A complete answer after the gate."""
         if isinstance(answer, EngineGeneration):
             raise ConfigError("a gate takes LangChain answers; for a Generation of the engine use max_risk()")
         if isinstance(answer, ChatGeneration):
             passed: Any = self.passed(answer.message)
             same = passed is answer.message
             return answer if same else type(answer)(message=passed, generation_info=answer.generation_info)
-        report = answers.get_risk(answer)  # type: ignore[arg-type]
+        report = answers.get_risk(answer)
         if not self.limit.reached(report):
             return answer
         if self.on_risk == "raise":
@@ -103,7 +102,13 @@ class RiskGate(RunnableGenerator[Any, Any]):
             raise error
         if self.on_risk == "abstain":
             return self.with_gate_entry(answers.replaced(answers.without_tool_calls(answer), self.answer))
-        return self.with_gate_entry(answer) if answers.calls_tools(answer) else self._marked(answer, report)
+        if not answers.calls_tools(answer):
+            if is_replaced(report):  # by a gate before
+                return answer
+            given: Any = answer
+            text = given["text"] if isinstance(answer, Mapping) else given.text
+            answer = answers.with_change(answer, self.limit.with_marks(text, report, self.mark))
+        return self.with_gate_entry(answer)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Apply the gate to a complete answer; see :meth:`passed`."""
@@ -131,18 +136,9 @@ class RiskGate(RunnableGenerator[Any, Any]):
         for passed in stream.end():
             yield passed
 
-    def _marked(self, answer: A, report: RiskReport) -> A:
-        """An answer with marks around its risky spans, claims or sentences."""
-        if is_replaced(report):  # by a gate before
-            return answer
-        given: Any = answer
-        text = given["text"] if isinstance(answer, Mapping) else given.text
-        change = self.limit.with_marks(text, report, self.mark)
-        return self.with_gate_entry(answers.with_change(answer, change))
-
     def with_gate_entry(self, answer: A, action: str | None = None) -> A:
         """The answer with an entry in its report about the action; by default that of the gate."""
-        report = answers.get_risk(answer)  # type: ignore[arg-type]
+        report = answers.get_risk(answer)
         gate = self.limit.gate(report, action or self.on_risk)
         return answers.with_report(answer, report.with_values(gate=gate))
 
@@ -157,6 +153,7 @@ class _Stream:
 
     def __init__(self, gate: RiskGate) -> None:
         self._gate = gate
+        self._streams = gate.on_risk == "mark" and gate.limit.unit == "span"
         self._buffered: Any = None
         self._last: BaseMessage | None = None
         self._reported = False
@@ -171,8 +168,7 @@ class _Stream:
 
     def add(self, chunk: Any) -> Iterator[Any]:
         """Add the next chunk, and yield what can be passed on."""
-        streams = self._gate.on_risk == "mark" and self._gate.limit.unit == "span"
-        if self._buffered is None and streams and self._continues(chunk):
+        if self._buffered is None and self._streams and self._continues(chunk):
             yield self._marked(chunk)
         else:
             self._buffered = chunk if self._buffered is None else self._buffered + chunk

@@ -8,17 +8,17 @@ from typing import Any, NoReturn
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation as TextGeneration
-from langchain_core.outputs import GenerationChunk, LLMResult
+from langchain_core.outputs import LLMResult
 from langchain_core.runnables.utils import add
 from pydantic import Field
 from typing_extensions import Self
 
 from cocoa_engine.errors import UnsupportedFeatureError
 from cocoa_engine.report import SPANS_KEY
-from cocoa_integrations.chat_service import Answer, ChatCall, Piece
+from cocoa_integrations.chat_service import Answer, ChatCall
 from cocoa_integrations.langchain.base import CocoaModel
 from cocoa_integrations.langchain.composed import LLMWithRisk
-from cocoa_integrations.langchain.messages import answer_metadata, span_entries, usage_metadata
+from cocoa_integrations.langchain.messages import answer_metadata, usage_metadata
 from cocoa_integrations.tracing import RiskTrace
 
 
@@ -91,7 +91,7 @@ class CocoaLLM(CocoaModel, BaseLLM):
         model, framework = self._for_call(stop, kwargs)
         if model._streams(prompts, framework):
             whole: Any = add(model._stream(prompts[0], run_manager=run_manager))
-            return model._result([(whole.text, whole.generation_info)])
+            return model._result([whole])
         # A batch has one run manager, whose events do not identify the answer they belong to, so none are sent.
         trace, requests = RiskTrace(), [model._request(prompt) for prompt in prompts]
         return model._made(model.service.answers(requests, model.batch_size), trace)
@@ -106,7 +106,7 @@ class CocoaLLM(CocoaModel, BaseLLM):
         model, framework = self._for_call(stop, kwargs)
         if model._streams(prompts, framework):
             whole: Any = add([chunk async for chunk in model._astream(prompts[0], None, run_manager)])
-            return model._result([(whole.text, whole.generation_info)])
+            return model._result([whole])
         trace, requests = RiskTrace(), [model._request(prompt) for prompt in prompts]
         return model._made(await model.service.aanswers(requests, model.batch_size), trace)
 
@@ -116,42 +116,22 @@ class CocoaLLM(CocoaModel, BaseLLM):
     def _request(self, prompt: str) -> ChatCall:
         return self._call(prompt=prompt)
 
-    def _writer(self) -> _TextWriter:
-        return _TextWriter(usage=self.stream_usage)
-
     def _made(self, answers: Sequence[Answer], trace: RiskTrace) -> LLMResult:
+        generations = []
         for answer in answers:
             trace.record(answer)
-        return self._result([(answer.text, {SPANS_KEY: span_entries(answer), **_info(answer)}) for answer in answers])
+            spans = [span.to_dict() for span in answer.spans]
+            info = {SPANS_KEY: spans, **answer_metadata(answer), "usage_metadata": usage_metadata(answer)}
+            generations.append(TextGeneration(text=answer.text, generation_info=info))
+        return self._result(generations)
 
-    def _result(self, answers: Sequence[tuple[str, dict[str, Any]]]) -> LLMResult:
-        """The result of the texts of answers and their information."""
-        usage = [info["usage_metadata"] for _, info in answers if "usage_metadata" in info]
+    def _result(self, answers: Sequence[TextGeneration]) -> LLMResult:
+        infos = [answer.generation_info or {} for answer in answers]
+        usage = [info["usage_metadata"] for info in infos if "usage_metadata" in info]
         keys = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens", "total_tokens": "total_tokens"}
         output = {
-            "model_name": next((info["model_name"] for _, info in answers if info.get("model_name")), self._name),
+            "model_name": next((info["model_name"] for info in infos if info.get("model_name")), self._name),
             "token_usage": {name: sum(counts[key] for counts in usage) for name, key in keys.items()},
         }
-        generations = [[TextGeneration(text=text, generation_info=info)] for text, info in answers]
+        generations = [[TextGeneration(text=answer.text, generation_info=answer.generation_info)] for answer in answers]
         return LLMResult(generations=generations, llm_output=output)
-
-
-class _TextWriter:
-    """Makes the chunks of one streamed answer."""
-
-    def __init__(self, *, usage: bool) -> None:
-        self._left_out = set[str]() if usage else {"usage_metadata"}
-
-    def chunk(self, piece: Piece) -> GenerationChunk:
-        """The chunk of a piece."""
-        spans = [] if piece.entry is None else [piece.entry.to_dict()]
-        return GenerationChunk(text=piece.content, generation_info={SPANS_KEY: spans})
-
-    def last(self, answer: Answer) -> GenerationChunk:
-        """The chunk that ends the answer, with its report."""
-        information = {key: value for key, value in _info(answer).items() if key not in self._left_out}
-        return GenerationChunk(text="", generation_info=information)
-
-
-def _info(answer: Answer) -> dict[str, Any]:
-    return {**answer_metadata(answer), "usage_metadata": usage_metadata(answer)}

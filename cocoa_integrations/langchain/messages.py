@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.messages import (
@@ -12,19 +12,20 @@ from langchain_core.messages import (
     ChatMessage,
     HumanMessage,
     SystemMessage,
-    ToolCallChunk,
     ToolMessage,
 )
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
-from langchain_core.outputs import ChatGenerationChunk
+from langchain_core.outputs import ChatGenerationChunk, GenerationChunk
 from langchain_core.utils.json import parse_partial_json
 
 from cocoa_engine.errors import PromptError
-from cocoa_engine.model.text import block_text, require_unicode
+from cocoa_engine.model.text import block_text
 from cocoa_engine.report import RISK_KEY, SPANS_KEY
+from cocoa_integrations._shared.chat_template import entry_of, require_text
 from cocoa_integrations.chat_service import Answer, Piece
-from cocoa_integrations.tool_calling import CallDelta, invalid_call_text
+from cocoa_integrations.reports import reasoning_of
+from cocoa_integrations.tool_calling import invalid_call_text
 
 ROLES: dict[type[BaseMessage], str] = {
     SystemMessage: "system",
@@ -42,49 +43,32 @@ what LangChain knows no type for."""
 
 
 def to_chat(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Convert a conversation. Metadata of earlier answers, such as risk reports, never reaches the prompt.
-
-    Returns:
-        ``{"role": ..., "content": ...}`` per message, with ``"name"`` if the message has one, with ``"tool_calls"``
-        (OpenAI's format, the arguments a dict) for an assistant that called tools, with ``"reasoning_content"`` for an
-        assistant that reasoned, and with ``"tool_call_id"`` for the result of a tool.
+    """Convert a conversation.
 
     Raises:
         PromptError: the messages have no text, or a message has an unsupported type or content, or a lone surrogate.
     """
     chat = to_entries(messages)
-    for number, entry in enumerate(chat):
-        require_unicode(entry["content"], f"content of message {number} ({entry['role']})")
-    if not any(entry["content"].strip() or entry.get("tool_calls") for entry in chat):
-        raise PromptError("the conversation is empty; give at least one message with text")
+    require_text(chat)
     return chat
 
 
 def to_entries(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """Convert messages, which may be empty; see :func:`to_chat`."""
     called = {call["id"]: call["name"] for each in messages if isinstance(each, AIMessage) for call in each.tool_calls}
-    return [_entry(message, called) for message in messages]
-
-
-def _entry(message: BaseMessage, called: Mapping[str | None, str]) -> dict[str, Any]:
-    entry: dict[str, Any] = {"role": _role(message), "content": _text(message)}
-    called_by = called.get(message.tool_call_id) if isinstance(message, ToolMessage) else None
-    if name := message.name or called_by:
-        entry["name"] = name
-    if isinstance(message, ToolMessage):
-        entry["tool_call_id"] = message.tool_call_id
-    elif isinstance(message, AIMessage):
-        if message.tool_calls:
-            entry["tool_calls"] = [
-                {"type": "function", "id": call["id"], "function": {"name": call["name"], "arguments": call["args"]}}
-                for call in message.tool_calls
-            ]
-        # an invalid call is part of the text
-        invalid = [invalid_call_text(call["name"], call["args"] or "") for call in message.invalid_tool_calls]
-        entry["content"] = "\n".join(filter(None, [entry["content"], *invalid]))
-        if reasoning := reasoning_of(message):
-            entry["reasoning_content"] = reasoning
-    return entry
+    chat = []
+    for message in messages:
+        options: dict[str, Any] = {"name": message.name}
+        texts = [_text(message)]
+        if isinstance(message, ToolMessage):
+            options = {"name": message.name or called.get(message.tool_call_id), "answers": message.tool_call_id}
+        elif isinstance(message, AIMessage):
+            options["calls"] = [(call["id"], call["name"], call["args"]) for call in message.tool_calls]
+            options["reasoning"] = reasoning_of(message)
+            # an invalid call is part of the text
+            texts += [invalid_call_text(call["name"], call["args"] or "") for call in message.invalid_tool_calls]
+        chat.append(entry_of(_role(message), texts, **options))
+    return chat
 
 
 def _role(message: BaseMessage) -> str:
@@ -118,13 +102,6 @@ def _text(message: BaseMessage) -> str:
     return "".join(parts)
 
 
-def reasoning_of(message: BaseMessage) -> str:
-    """The text of the reasoning of a message: of its blocks, or where other integrations put it."""
-    blocks = [block for block in message.content if isinstance(block, dict)]
-    parts = [str(block.get(kind) or "") for block in blocks if (kind := block.get("type")) in ("reasoning", "thinking")]
-    return "".join(parts) or str(message.additional_kwargs.get("reasoning_content") or "")
-
-
 def message_content(reasoning: str, text: str) -> str | list[str | dict[str, Any]]:
     """The content of an answer: its text, or blocks of reasoning and text."""
     if not reasoning:
@@ -132,7 +109,7 @@ def message_content(reasoning: str, text: str) -> str | list[str | dict[str, Any
     return [{"type": "reasoning", "reasoning": reasoning}, *([{"type": "text", "text": text}] if text else [])]
 
 
-def answer_message(answer: Answer, metadata: dict[str, Any]) -> AIMessage:
+def answer_message(answer: Answer) -> AIMessage:
     """The message of a whole answer."""
     calls = [tool_call(name=call.name or "", args=call.arguments or {}, id=call.id) for call in answer.valid_calls]
     invalid = [
@@ -143,15 +120,10 @@ def answer_message(answer: Answer, metadata: dict[str, Any]) -> AIMessage:
         content=message_content(answer.reasoning, answer.content),
         tool_calls=calls,
         invalid_tool_calls=invalid,
-        additional_kwargs={SPANS_KEY: span_entries(answer)},
-        response_metadata=metadata,
+        additional_kwargs={SPANS_KEY: [span.to_dict() for span in answer.spans]},
+        response_metadata={**answer_metadata(answer), "model_provider": "cocoa"},
         usage_metadata=usage_metadata(answer),
     )
-
-
-def span_entries(answer: Answer) -> list[dict[str, Any]]:
-    """``cocoa_spans`` of a whole answer."""
-    return [] if answer.report is None else [span.to_dict() for span in answer.report.spans]
 
 
 def answer_metadata(answer: Answer) -> dict[str, Any]:
@@ -175,38 +147,41 @@ def usage_metadata(answer: Answer) -> UsageMetadata:
     return counts
 
 
-class MessageWriter:
-    """Makes the chunks of one streamed answer, whose content is a list of blocks from the first reasoning on."""
+class Writer:
+    """Makes the chunks of one streamed answer: of a text model, or messages.
 
-    def __init__(self, *, blocks: bool, usage: bool) -> None:
-        self._blocks, self._usage = blocks, usage
+    The content of a message is a list of blocks from the first reasoning on.
+    """
+
+    def __init__(self, *, is_chat: bool, blocks: bool, usage: bool) -> None:
+        self._is_chat, self._blocks, self._usage = is_chat, blocks, usage
         self._written: dict[int, str] = {}  # the arguments of each call
 
-    def chunk(self, piece: Piece, **last: Any) -> ChatGenerationChunk:
+    def chunk(self, piece: Piece, **last: Any) -> GenerationChunk | ChatGenerationChunk:
         """The chunk of a piece."""
+        spans = {} if piece.entry is None else {SPANS_KEY: [piece.entry.to_dict()]}
+        if not self._is_chat:
+            return GenerationChunk(text=piece.content, generation_info={SPANS_KEY: [], **spans})
         self._blocks = self._blocks or bool(piece.reasoning)
         # LangChain adds blocks by their index; with output_version="v1" the parts of tool calls have numbers
         parts = (("reasoning", piece.reasoning, "lc_rsn_0"), ("text", piece.content, "lc_txt_0"))
         blocks: Any = [{"type": kind, kind: text, "index": index} for kind, text, index in parts if text]
-        message = AIMessageChunk(
-            content=blocks if self._blocks else piece.content,
-            tool_call_chunks=[self._call(delta) for delta in piece.calls],
-            additional_kwargs={} if piece.entry is None else {SPANS_KEY: [piece.entry.to_dict()]},
-            **last,
-        )
+        calls = []
+        for delta in piece.calls:
+            written = self._written[delta.number] = self._written.get(delta.number, "") + delta.written
+            args = delta.written + ("" if delta.error is None else invalid_ending(written))
+            calls.append(tool_call_chunk(name=delta.name, args=args, id=delta.id, index=delta.number))
+        content = blocks if self._blocks else piece.content
+        message = AIMessageChunk(content=content, tool_call_chunks=calls, additional_kwargs=spans, **last)
         return ChatGenerationChunk(message=message)
 
-    def last(self, answer: Answer) -> ChatGenerationChunk:
+    def last(self, answer: Answer) -> GenerationChunk | ChatGenerationChunk:
         """The chunk that ends the answer, with its report."""
-        usage = usage_metadata(answer) if self._usage else None
-        made = self.chunk(answer.rest, usage_metadata=usage, chunk_position="last")
-        made.message.response_metadata = {**answer_metadata(answer), "model_provider": "cocoa"}
-        return made
-
-    def _call(self, delta: CallDelta) -> ToolCallChunk:
-        written = self._written[delta.number] = self._written.get(delta.number, "") + delta.written
-        ending = "" if delta.error is None else invalid_ending(written)
-        return tool_call_chunk(name=delta.name, args=delta.written + ending, id=delta.id, index=delta.number)
+        usage = {"usage_metadata": usage_metadata(answer)} if self._usage else {}
+        if not self._is_chat:
+            return GenerationChunk(text="", generation_info={**answer_metadata(answer), **usage})
+        metadata = {**answer_metadata(answer), "model_provider": "cocoa"}
+        return self.chunk(answer.rest, response_metadata=metadata, chunk_position="last", **usage)
 
 
 def invalid_ending(written: str) -> str:

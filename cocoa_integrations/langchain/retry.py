@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
+from langchain_core.vectorstores import VectorStoreRetriever
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_integrations._shared.citations import find_in
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, Mark
 from cocoa_integrations._shared.tries import TRIES_KEY, Measure, OnRisk, RetryPlan, Tries
-from cocoa_integrations.langchain import answers, retrieval
+from cocoa_integrations.langchain import answers
 from cocoa_integrations.langchain.chat import ChatCocoa
-from cocoa_integrations.langchain.citations import AFTER_A_RETRY, with_context_lift
+from cocoa_integrations.langchain.citations import AFTER_A_RETRY, Asker, chain_of, join_documents, with_context_lift
 from cocoa_integrations.langchain.composed import called_model
-from cocoa_integrations.langchain.retrieval import Asker, Retriever
+
+Retriever = Runnable[str, list[Document]]  # from a question to documents
+_FIELDS = ("k", "top_k", "top_k_results", "max_results", "similarity_top_k")  # the number of documents of a retriever
+_FETCH_K = 20  # LangChain's default of ``fetch_k`` of max marginal relevance
 
 
 def with_risk_retry(
@@ -39,7 +46,7 @@ def with_risk_retry(
     answer: str = ABSTENTION,
     question: str = "question",
     context: str = "context",
-    format_documents: Callable[[list[Document]], Any] = retrieval.join_documents,
+    format_documents: Callable[[list[Document]], Any] = join_documents,
     context_lift: bool = False,
     return_documents: bool = False,
 ) -> Runnable[str | Mapping[str, Any], Any]:
@@ -51,17 +58,14 @@ def with_risk_retry(
         message.response_metadata["cocoa_tries"]  # the attempts, and the risk of each answer
 
     The first answer whose risk is below ``threshold`` is returned, or else the least risky one of those whose risk has
-    the same ``risk_source`` as the first: others have no order. ``on_risk="abstain"`` replaces that one by "I don't
-    know.". The message's ``response_metadata["cocoa_tries"]`` has an entry
-    for each attempt, in order, with ``settings``, ``alpha``, ``top_k`` (``None`` if the retriever has none),
-    ``documents`` (their number), ``answer``, ``cocoa_risk``, ``risk`` and ``chosen``, which is true for the returned
-    answer. Where the prompt has the texts of all documents as they are, every span of its report has
-    ``passage_attention``, by document.
+    the same ``risk_source`` as the first: others have no order. ``response_metadata["cocoa_tries"]`` has an entry for
+    each attempt, in order, with ``settings``, ``alpha``, ``top_k`` (``None`` if the retriever has none), ``documents``
+    (their number), ``answer``, ``cocoa_risk``, ``risk`` and ``chosen``, which is true for the returned answer. Where
+    the prompt has the texts of all documents as they are, every span has ``passage_attention``, by document.
 
-    Retrievers and model are not changed; each attempt works on copies. The input is a question, or a mapping
-    with the question and further variables of the prompt. Options of a call, such as ``max_tokens=64``, apply to every
-    attempt; ``settings`` take precedence. The chain returns its answer in one piece, because it must be complete before
-    it can be returned.
+    Each attempt works on copies of retrievers and model. The input is a question, or a mapping with the question and
+    further variables of the prompt. Options of a call, such as ``max_tokens=64``, apply to every attempt; ``settings``
+    take precedence. The chain returns its answer in one piece.
 
     An answer that a gate after the chat (``chat | risk_gate()``) raises an error for, or replaces, counts as too risky.
     If all are, the gate's error is raised where ``on_risk`` is not ``abstain``. To cite the documents, put
@@ -111,7 +115,7 @@ def with_risk_retry(
     plan = RetryPlan(
         alpha=model.alpha,
         retriever=retriever,
-        top_k=retrieval.top_k_of(retriever),
+        top_k=top_k_of(retriever),
         has_second=second_retriever is not None,
         is_same=lambda step: called_model(chat, options=step).calls_like(model),
         threshold=threshold,
@@ -136,11 +140,11 @@ def with_risk_retry(
             raise ConfigError(f"the input needs a text under {question!r}, the question to retrieve documents for.")
         tries = Tries[tuple[AIMessage, list[Document]]](plan)
         for number, step in enumerate(plan.steps):
-            grown = retrieval.with_top_k(retriever, plan.growth**number)
+            grown = with_top_k(retriever, plan.growth**number)
             retrieved = [await asker.ask(grown, values[question])]
             if number and second_retriever is not None:
                 retrieved.append(await asker.ask(second_retriever, values[question]))
-            documents = retrieval.without_duplicates(*retrieved)
+            documents = without_duplicates(*retrieved)
             filled = {**values, context: format_documents(documents)}
             asked = await asker.ask(prompt, filled)
             called = {**options, **step}
@@ -157,26 +161,62 @@ def with_risk_retry(
                     raise
                 message = error.answer
             message = answers.require_message(message, "with_risk_retry")
-            entry = {"settings": dict(step), "alpha": model.alpha, "top_k": retrieval.top_k_of(grown)}
+            entry = {"settings": dict(step), "alpha": model.alpha, "top_k": top_k_of(grown)}
             entry |= {"documents": len(documents), "answer": message.text}
             if tries.add((message, documents), answers.get_risk(message), **entry):
                 break
-        message, documents = _chosen(plan, tries)
+        (message, documents), history = tries.best()
+        if (gate := tries.gate()) is not None:
+            if gate.action == "abstain":
+                message = answers.without_tool_calls(message)
+            if not answers.calls_tools(message):
+                change = plan.change(gate, message.text, answers.get_risk(message))
+                message = answers.with_change(message, change)
+            message = answers.with_report(message, answers.get_risk(message).with_values(gate=gate))
+        metadata = {**message.response_metadata, TRIES_KEY: history}
+        message = message.model_copy(update={"response_metadata": metadata})
         return {**values, context: documents, "answer": message} if return_documents else message
 
-    chain: Runnable[str | Mapping[str, Any], Any] = retrieval.chain_of("with_risk_retry", calls, prompt, chat)
-    return chain
+    return chain_of("with_risk_retry", calls, prompt, chat)
 
 
-def _chosen(plan: RetryPlan, tries: Tries[tuple[AIMessage, list[Document]]]) -> tuple[AIMessage, list[Document]]:
-    """The best answer, with the history of all attempts, and its documents."""
-    (message, documents), history = tries.best()
-    if (gate := tries.gate()) is not None:
-        if gate.action == "abstain":
-            message = answers.replaced(answers.without_tool_calls(message), plan.answer)
-        elif not answers.calls_tools(message):
-            change = plan.limit_of_spans.with_marks(message.text, answers.get_risk(message), plan.mark)
-            message = answers.with_change(message, change)
-        message = answers.with_report(message, answers.get_risk(message).with_values(gate=gate))
-    metadata = {**message.response_metadata, TRIES_KEY: history}
-    return message.model_copy(update={"response_metadata": metadata}), documents
+def _place_of(retriever: Retriever) -> tuple[str, int] | None:
+    """The field that holds the number of documents of a retriever, and this number; ``None`` if there is none."""
+    if isinstance(retriever, VectorStoreRetriever):
+        k = retriever.search_kwargs.get("k")
+        if k is None:  # the vector store has a default
+            parameter = inspect.signature(retriever.vectorstore.similarity_search).parameters.get("k")
+            k = None if parameter is None else parameter.default
+        return ("search_kwargs", k) if isinstance(k, int) else None
+    fields = [name for name in _FIELDS if isinstance(retriever, BaseRetriever) and name in type(retriever).model_fields]
+    numbers = [(name, getattr(retriever, name)) for name in fields]
+    return next(((name, k) for name, k in numbers if isinstance(k, int) and not isinstance(k, bool)), None)
+
+
+def top_k_of(retriever: Retriever) -> int | None:
+    """The number of documents that a retriever is set to return, or ``None`` if it has no such setting."""
+    place = _place_of(retriever)
+    return None if place is None else place[1]
+
+
+def with_top_k(retriever: Retriever, factor: float) -> Retriever:
+    """A copy of a retriever that returns ``factor`` times as many documents, if it has a number of documents."""
+    place = _place_of(retriever)
+    if factor == 1 or place is None or not isinstance(retriever, BaseRetriever):
+        return retriever
+    field, wanted = place[0], round(place[1] * factor)
+    if not isinstance(retriever, VectorStoreRetriever):
+        return retriever.model_copy(update={field: wanted})
+    kwargs = {**retriever.search_kwargs, "k": wanted}
+    if retriever.search_type == "mmr":  # chooses among fetch_k documents
+        kwargs["fetch_k"] = max(kwargs.get("fetch_k", _FETCH_K), wanted)
+    return retriever.model_copy(update={field: kwargs})
+
+
+def without_duplicates(*lists: Iterable[Document]) -> list[Document]:
+    """The documents of all lists, in order. Equal ids, or equal texts with equal metadata, count as one."""
+    documents: dict[Any, Document] = {}
+    for document in chain.from_iterable(lists):
+        key = document.id or (document.page_content, repr(sorted(document.metadata.items(), key=repr)))
+        documents.setdefault(key, document)
+    return list(documents.values())

@@ -1,7 +1,4 @@
-"""Tools and schemas in every form that LangChain takes, and the parsers of structured output.
-
-An answer that was cut off raises an error; it never becomes a partial object.
-"""
+"""Tools and schemas in every form that LangChain takes, and parsers, which never make an object of a cut-off answer."""
 
 from __future__ import annotations
 
@@ -28,20 +25,14 @@ from cocoa_integrations.tool_calling import ToolRequest
 from cocoa_integrations.tool_calling.schema_forms import function_of, json_schema, reader_of, standard
 from cocoa_integrations.tool_calling.schemas import mismatch
 
-TITLE = "answer"
-"""The tool name of a schema without a title."""
-
-_DESCRIBES_FUNCTION = frozenset({"name", "function", "json_schema", "toolSpec"})
-"""Keys of dicts in which a schema has a name, none of which is a keyword of JSON schemas."""
-
+TITLE = "answer"  # the tool name of a schema without a title
+_DESCRIBES_FUNCTION = frozenset({"name", "function", "json_schema", "toolSpec"})  # not keywords of JSON schemas
 _SAYS_WHAT_FITS = frozenset({"type", "properties", "$ref", "anyOf", "oneOf", "allOf"})
-
-_HINTS: dict[str | None, str] = {
+_HINTS: dict[str | None, str] = {  # by the finish reason of an incomplete answer
     "length": ": it was cut off, raise max_tokens (or set repetition_penalty=1.1 if it repeats itself)",
     "risk": ": it was cut off where its risk reached max_risk",
     "stop": ": a stop text or criterion ended it",
 }
-"""A hint about an incomplete answer, by its finish reason."""
 
 
 def tool_request(options: Mapping[str, Any]) -> ToolRequest:
@@ -70,30 +61,24 @@ def _without_titles(tool: dict[str, Any]) -> str:
 def openai_tool(tool: Any, *, strict: bool | None = None) -> dict[str, Any]:
     """A tool in OpenAI's format; a ``ConfigError`` if it cannot be converted."""
     try:
-        return {"type": "function", "function": {**_function(tool), **({} if strict is None else {"strict": strict})}}
+        if isinstance(tool, Mapping):
+            function = function_of(tool)
+        elif isinstance(tool, Tool) and not tool.args_schema:  # its one argument has no type
+            function = dict(convert_to_openai_function(tool))
+        else:  # LangChain's own conversion loses optional parts
+            schema = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
+            if not isinstance(tool, (BaseTool, type)):
+                options: dict[str, Any] = {"filter_args": (), "parse_docstring": True, "include_injected": False}
+                schema = create_schema_from_function(tool.__name__, tool, **options)
+            made = dict(schema) if isinstance(schema, Mapping) else json_schema(schema)
+            named = {"title": tool.name, "description": tool.description} if isinstance(tool, BaseTool) else {}
+            function = function_of({**made, **named})
+        return {"type": "function", "function": {**function, **({} if strict is None else {"strict": strict})}}
     except (PydanticUserError, TypeError, ValueError, AttributeError, NameError) as error:
         raise ConfigError(
             f"{short_repr(tool)} is not a tool: give a function, a LangChain tool, a pydantic class, a TypedDict, a "
             f"tool in OpenAI's format, or a JSON schema with a title ({shortened(str(error), 300)})"
         ) from error
-
-
-def _function(tool: Any) -> dict[str, Any]:
-    """The name, the description and the parameters of a tool. LangChain's own conversion loses optional parts."""
-    if isinstance(tool, Mapping):
-        return function_of(tool)
-    if isinstance(tool, BaseTool):
-        schema = tool.tool_call_schema if tool.args_schema or not isinstance(tool, Tool) else None
-        if schema is None:  # the one argument of a Tool has no type
-            return dict(convert_to_openai_function(tool))
-        made = dict(schema) if isinstance(schema, Mapping) else json_schema(schema)
-        made = {**made, "title": tool.name, "description": tool.description}
-    elif isinstance(tool, type):
-        made = json_schema(tool)
-    else:
-        options: dict[str, Any] = {"filter_args": (), "parse_docstring": True, "include_injected": False}
-        made = json_schema(create_schema_from_function(tool.__name__, tool, **options))
-    return function_of(made)
 
 
 def json_schema_of(schema: Any) -> dict[str, Any]:
@@ -127,10 +112,8 @@ def reader(schema: Any) -> Callable[[str], Any] | None:
 class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
     """Parses the JSON of an answer. LangChain's own parser completes JSON that was cut off."""
 
-    read: Any = None
-    """Makes the result from JSON, or ``None`` for plain JSON values."""
-    json_schema: dict[str, Any] | None = None
-    """The schema of a complete answer."""
+    read: Any = None  # makes the result from JSON; None for plain JSON values
+    json_schema: dict[str, Any] | None = None  # of a complete answer
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         """The value of an answer. For a partial answer, the value so far, or ``None``."""
@@ -158,8 +141,7 @@ class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
 class ArgumentsParser(JsonOutputKeyToolsParser):
     """Parses the arguments of the first call of a tool."""
 
-    read: Any = None
-    """As for :class:`WholeJsonParser`."""
+    read: Any = None  # as for WholeJsonParser
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         """The value of the arguments. For a partial answer, the value so far, or ``None``."""

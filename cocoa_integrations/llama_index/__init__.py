@@ -17,7 +17,7 @@ from cocoa_integrations.llama_index.query_engines import (
     RiskStreamingChatResponse,
 )
 from cocoa_integrations.llama_index.retry import RiskRetryQueryEngine
-from cocoa_integrations.llama_index.risk import argument_risks, field_risks, get_risk
+from cocoa_integrations.reports import argument_risks, field_risks, get_risk
 
 __all__ = [
     "CocoaLLM",

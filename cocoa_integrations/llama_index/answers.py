@@ -40,11 +40,9 @@ from cocoa_integrations.llama_index.retrieved import (
     texts_in,
     watch_retrievals,
 )
+from cocoa_integrations.reports import REPORTS_KEY as REPORTS_KEY
 
 logger = safe_logger(__name__)
-
-REPORTS_KEY = "cocoa_reports"
-"""The key of the reports of all answers that the model gave for one response."""
 
 EMPTY = "Empty Response"
 """What LlamaIndex's synthesizers show instead of an empty answer."""
@@ -210,15 +208,14 @@ class Answers(RiskCollector):
 
         ``here`` is whether the model is in this process.
         """
-        why = None
-        if cite.by != "lift":
-            measured = [_attention_by_node(part, nodes) for part in parts]
-            values = [of_span for of_part, _ in measured for of_span in of_part]
-            why = next((reason for _, reason in measured if reason is not None), None)
-            if why == NOT_SEEN and cite.by == "attention":
-                raise ConfigError(CANNOT_ATTEND)
-            if why is None or (cite.by == "attention" and here):
-                return "attention", values
+        why, values = None, list[list[float | None]]()
+        for part in parts if cite.by != "lift" else ():
+            of_part, reason = _attention_by_node(part, nodes)
+            values, why = values + of_part, why or reason
+        if why == NOT_SEEN and cite.by == "attention":
+            raise ConfigError(CANNOT_ATTEND)
+        if cite.by != "lift" and (why is None or (cite.by == "attention" and here)):
+            return "attention", values
         if not here:
             _warn(f"no citations: {'' if why is None else f'{why}, and '}lift is {_OF_A_SERVER}")
             return None
@@ -242,27 +239,17 @@ class Answers(RiskCollector):
             )
         return lifted
 
-    def read(
-        self,
-        deltas: Iterator[str],
-        metadata: dict[str, Any],
-        nodes: Sequence[NodeWithScore],
-        sources: Sequence[ToolOutput] = (),
-    ) -> Generator[str, None, None]:
-        """Pass a stream on, and fill ``metadata`` when it has been read to its end."""
+    def read(self, deltas: Iterator[str], metadata: dict[str, Any], *retrieved: Any) -> Generator[str, None, None]:
+        """Pass a stream on, and fill ``metadata`` when it has been read to its end; see :meth:`write`."""
         text = ""
         with closing(self.reading(deltas)) as read:
             for delta in read:
                 text += delta
                 yield delta
-        self.write(metadata, text, nodes, sources)
+        self.write(metadata, text, *retrieved)
 
     async def aread(
-        self,
-        deltas: AsyncIterator[str],
-        metadata: dict[str, Any],
-        nodes: Sequence[NodeWithScore],
-        sources: Sequence[ToolOutput] = (),
+        self, deltas: AsyncIterator[str], metadata: dict[str, Any], *retrieved: Any
     ) -> AsyncGenerator[str, None]:
         """Like :meth:`read`."""
         text = ""
@@ -270,7 +257,7 @@ class Answers(RiskCollector):
             async for delta in read:
                 text += delta
                 yield delta
-        await asyncio.to_thread(self.write, metadata, text, nodes, sources)
+        await asyncio.to_thread(self.write, metadata, text, *retrieved)
 
 
 def parts_of(text: str, answers: Sequence[Collected]) -> list[Part]:
@@ -384,7 +371,7 @@ def _attention_by_node(part: Part, nodes: Sequence[NodeWithScore]) -> tuple[list
     if answer.start is None or answer.generation is None:
         return complete, NOT_FOUND if nodes and measured and not any(measured) else None
     asked = answer.start()
-    engine = answer.start.engine
+    engine = answer.start.service.engine
     prompt = engine.decode(asked.prompt)
     texts = texts_in(prompt, nodes, engine)
     in_prompt = find_in(prompt, texts)

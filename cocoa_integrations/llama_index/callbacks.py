@@ -24,7 +24,7 @@ from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.span import active_span_id
 from llama_index.core.schema import NodeWithScore
 
-from cocoa_engine import CocoaEngine, Generation, SpanStream
+from cocoa_engine import Generation, SpanStream
 from cocoa_engine.report import RiskReport, SpanReport
 from cocoa_integrations.chat_service import Answer, ChatCall, LocalChat, Piece
 from cocoa_integrations.chat_service.local import PreparedCall
@@ -79,14 +79,9 @@ class Start:
     service: LocalChat
     call: Callable[[Callable[[str], str] | None], ChatCall]
 
-    @property
-    def engine(self) -> CocoaEngine:
-        """The engine that decodes the answer."""
-        return self.service.engine
-
     def __call__(self, edit: Callable[[str], str] | None = None) -> SpanStream:
         """The stream of the answer. Nothing is decoded before it is read."""
-        return PreparedCall(self.engine, self.call(edit)).open()
+        return PreparedCall(self.service.engine, self.call(edit)).open()
 
 
 def collect_risk(*, max_reports: int | None = MAX_REPORTS) -> RiskCollector:
@@ -112,21 +107,13 @@ def collect_risk(*, max_reports: int | None = MAX_REPORTS) -> RiskCollector:
 
 @dataclass(frozen=True)
 class Collected:
-    """A complete answer, as collectors receive it.
-
-    Attributes:
-        report: its report.
-        generation: the answer; ``None`` if it is that of a server.
-        start: repeats the request; ``None`` for an answer of a server.
-        request: the number of the request; later requests have higher numbers.
-        node_ids: the retrieved nodes that its ``passage_attention`` is of.
-    """
+    """A complete answer, as collectors receive it. One of a server has no ``generation`` and no ``start``."""
 
     report: RiskReport
     generation: Generation | None
-    start: Start | None
-    request: int
-    node_ids: Sequence[str] = ()
+    start: Start | None  # repeats the request
+    request: int  # later requests have higher numbers
+    node_ids: Sequence[str] = ()  # the retrieved nodes that its passage_attention is of
 
     @property
     def begin(self) -> int:

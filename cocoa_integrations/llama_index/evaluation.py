@@ -39,18 +39,15 @@ class RiskEvaluator(BaseEvaluator):
 
     def __init__(self, model: CocoaLLM | CocoaEngine | AnswerJudge, **options: Any) -> None:
         self._llm = model if isinstance(model, CocoaLLM) else None
-        self._options, self._config = options, options.get("config")
+        self._options = options
         self._judge = judge_of(model.engine if isinstance(model, CocoaLLM) else model, options)
 
     def _current(self) -> AnswerJudge:
         """The judge with the engine and the settings that the LLM has now."""
-        judge = self._judge
-        if self._llm is not None:
-            engine, config = self._llm.engine, self._options.get("config") or config_of(self._llm)
-            if (judge.engine, self._config) != (engine, config):
-                judge = AnswerJudge(engine, **{**self._options, "config": config})
-                self._judge, self._config = judge, config
-        return judge
+        if self._llm is None:
+            return self._judge
+        config = self._options.get("config") or config_of(self._llm)
+        return AnswerJudge(self._llm.engine, **{**self._options, "config": config})
 
     def _get_prompts(self) -> PromptDictType:
         return {}
@@ -66,21 +63,14 @@ class RiskEvaluator(BaseEvaluator):
         sleep_time_in_seconds: int = 0,
         **kwargs: Any,
     ) -> EvaluationResult:
-        """The risk of a response to a query.
-
-        Args:
-            query: the question.
-            response: the answer.
-            contexts: the texts that it was written from, if any.
-            sleep_time_in_seconds: seconds to wait before.
-        """
+        """The risk of a response to a query, which was written from the contexts if there are any."""
         if query is None or response is None:
             raise ConfigError("RiskEvaluator needs both query and response.")
         await asyncio.sleep(sleep_time_in_seconds)
-        result = EvaluationResult(query=query, response=response, contexts=contexts)
         if not response.strip():
-            return result.model_copy(update={"invalid_result": True, "invalid_reason": "the response is empty"})
-        judge = await in_worker(self._judge.engine, self._current)  # it may load another model
-        judged = await judge.ajudge(query, response, contexts)
-        found = {"score": judged.risk, "passing": judged.passing, "feedback": judged.comment}
-        return result.model_copy(update=found)
+            values: dict[str, Any] = {"invalid_result": True, "invalid_reason": "the response is empty"}
+        else:
+            judge = await in_worker(self._judge.engine, self._current)  # it may load another model
+            judged = await judge.ajudge(query, response, contexts)
+            values = {"score": judged.risk, "passing": judged.passing, "feedback": judged.comment}
+        return EvaluationResult(query=query, response=response, contexts=contexts, **values)

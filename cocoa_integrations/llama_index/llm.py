@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
@@ -22,49 +22,29 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
     MessageRole,
 )
-from llama_index.core.bridge.pydantic import ConfigDict, Field, ValidationError, field_serializer
+from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_serializer
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import default_completion_to_prompt
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from torch import nn
-from typing_extensions import Self
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError
 from cocoa_engine.logs import safe_logger
-from cocoa_engine.messages import explain
 from cocoa_engine.model.checkpoint_files import ACCESS_OPTIONS
 from cocoa_engine.model.text import require_unicode
-from cocoa_integrations._shared.at_exit import closed_at_exit
-from cocoa_integrations._shared.chat_template import given_options, template_options
-from cocoa_integrations._shared.load_options import one_model_name, with_field_names
-from cocoa_integrations._shared.settings import (
-    DecodeSettings,
-    config_of,
-    fields_of,
-    refuse_unknown,
-    split_settings,
-    updated,
-)
-from cocoa_integrations._shared.unsupported import refuse_unsupported
+from cocoa_integrations._shared.chat_template import given_options, require_text, template_options
+from cocoa_integrations._shared.settings import config_of, fields_of, split_settings
+from cocoa_integrations._shared.workers import closed_at_exit
 from cocoa_integrations.chat_service import Answer, ChatCall, ChatService, LocalChat, Piece, RemoteChat
-from cocoa_integrations.chat_service.remote import DEFAULT_MODEL, sent_settings
+from cocoa_integrations.chat_service.options import ModelOptions
+from cocoa_integrations.chat_service.remote import DEFAULT_MODEL
 from cocoa_integrations.llama_index.callbacks import Observers, Start
-from cocoa_integrations.llama_index.messages import (
-    ChatWriter,
-    CompletionWriter,
-    Response,
-    Writer,
-    detail_of,
-    edited,
-    require_text,
-    to_entries,
-)
+from cocoa_integrations.llama_index.messages import Writer, detail_of, edited, to_entries
 from cocoa_integrations.llama_index.options import (
     BESIDE_SETTINGS,
     SUPPORTED,
     CallOptions,
-    ModelOptions,
     decode_settings,
     processors_and_criteria,
     split_tools,
@@ -78,14 +58,15 @@ if TYPE_CHECKING:
 logger = safe_logger(__name__)
 
 Edit = Callable[[str], str] | None
+Response = TypeVar("Response", CompletionResponse, ChatResponse)
 
 
-class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
+class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
     """A language model, decoded with CoCoA, that reports the risk of every span of its answers.
 
     The model is a local Hugging Face model, or that of a server (``cocoa serve``) whose address is ``base_url``.
 
-    Every field of :class:`CocoaConfig` is also an option, of the constructor and of each call::
+    Every setting of :class:`CocoaConfig` is an option, of the constructor and of each call::
 
         llm = CocoaLLM(model="Qwen/Qwen2.5-7B-Instruct", alpha=2.0, max_new_tokens=128)
         response = llm.complete("The capital of France is", alpha=0.5)
@@ -105,17 +86,9 @@ class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
     LlamaIndex counts tokens with its own tokenizer to fit contexts into the window. Set ``Settings.tokenizer =
     llm.engine.encode`` to count the tokens of the model.
 
-    With ``base_url``, which needs the extra ``remote``, ``model`` is a name of the model at the server, settings that
-    are not given are the server's, and ``context_window`` is asked of it once. The retrieved nodes of an engine whose
-    text is in the messages are sent as ``source``. Errors of the server are those of the package ``openai``, with its
-    message, such as ``BadRequestError`` and ``RateLimitError``. An answer with a missing field or one of a wrong type,
-    such as that of a server of another kind, is a ``DataError``.
-
-    Every option is a field that can be read and set; a new value applies from the next call. If it concerns the
-    weights, they are loaded again. LLMs with the same loading options share one engine, and LLMs that differ in
-    ``runtime`` or ``calibrator`` share the weights. Copies share the engine. An unpickled LLM loads its model by name;
-    one with a loaded engine, model or tokenizer cannot be pickled. ``to_dict`` and ``from_dict`` transfer a description
-    without weights and secrets.
+    With ``base_url``, the server is asked once for ``context_window``, and the retrieved nodes of an engine whose text
+    is in the messages are sent as ``source``. An unpickled LLM loads its model by name; one with a loaded engine, model
+    or tokenizer cannot be pickled. ``to_dict`` and ``from_dict`` transfer a description without weights and secrets.
 
     Args:
         engine: the engine to use, instead of the options that load one.
@@ -124,16 +97,14 @@ class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
         tokenizer: a loaded tokenizer, instead of ``tokenizer_name``.
         generate_kwargs: decode options of every call, under the names that calls accept. Settings among them are
             stored in the field of their name.
-        **options: the fields below; the loading options of :class:`~cocoa_engine.model.load_options.LoadOptions`
-            (``device_map``: the GPUs if there are any, otherwise the CPU; ``None``: the CPU); the settings of
-            :class:`CocoaConfig`; ``messages_to_prompt``, which formats chat messages instead of the chat template;
-            ``completion_to_prompt``, which wraps each prompt of a completion; and LlamaIndex's own LLM options
-            (``callback_manager``, ``output_parser``, ``pydantic_program_mode``, ``rate_limiter``).
+        **options: the fields below; those of :class:`~cocoa_integrations.chat_service.options.ModelOptions`;
+            ``messages_to_prompt``, which formats chat messages instead of the chat template; ``completion_to_prompt``,
+            which wraps each prompt of a completion; and LlamaIndex's own LLM options (``callback_manager``,
+            ``output_parser``, ``pydantic_program_mode``, ``rate_limiter``).
 
     Raises:
         ConfigError: an option is unknown, out of range, not supported, or contradicts another.
         ModelLoadError: the model cannot be loaded.
-        MissingExtraError: ``base_url`` is given, and the package openai is not installed.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=("pydantic_model_",))
@@ -165,6 +136,8 @@ class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
         "Default: True if chat messages are formatted with the chat template and the extra `tools` is installed.",
     )
 
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
     def __init__(
         self,
         *,
@@ -176,42 +149,28 @@ class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
         generate_kwargs: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        _require("engine", engine, CocoaEngine)
-        _require("config", config, CocoaConfig)
-        is_loaded, named = isinstance(model, nn.Module), "model_name"
-        if not is_loaded:
-            named = one_model_name(options, model=model)
-        base = config or (engine.config if engine is not None else CocoaConfig())
-        settings, rest = split_settings(options, base.method)
-        if of_calls := sorted(name for name in rest if name in SUPPORTED and name not in type(self).model_fields):
-            raise ConfigError(f"CocoaLLM: give {', '.join(of_calls)} in generate_kwargs")
-        rest = refuse_unsupported(rest, what="CocoaLLM")
-        refuse_unknown(rest, (*type(self).model_fields, "engine", "config", "model", "tokenizer"), what="CocoaLLM")
-        of_every_call = {} if generate_kwargs is None else generate_kwargs
-        unset: dict[str, None] = {}
-        if options.get("base_url") is not None:
-            base = updated(base, {name: value for name, value in settings.items() if value is not None})
-            sent_settings(base)  # refuses those of the server's machine
-            unset = dict.fromkeys(CocoaConfig.model_fields)
-        else:
-            base = base.replace(**settings)
-        config_of_calls = decode_settings(base, of_every_call)
+        loaded = {"model": model, "tokenizer": tokenizer} if isinstance(model, nn.Module) else {"tokenizer": tokenizer}
+        options |= {"engine": engine, "config": config} | ({} if "model" in loaded else {"model": model})
+        if of_calls := [name for name in options if name in SUPPORTED and name not in type(self).model_fields]:
+            raise ConfigError(f"CocoaLLM: give {', '.join(sorted(of_calls))} in generate_kwargs")
+        settings, of_every_call = split_settings(options)[0], {} if generate_kwargs is None else generate_kwargs
+        config, fields = self._read(options, ("tokenizer",), **loaded)
+        fields.pop("engine", None)
+        config = decode_settings(config, of_every_call)
         if twice := settings.keys() & split_settings(of_every_call)[0].keys():
             raise ConfigError(f"given both by itself and in generate_kwargs: {', '.join(sorted(twice))}.")
-        fields: dict[str, Any] = {
-            # as in HuggingFaceLLM, None leaves an option at its default; for device_map None is a value, the CPU
-            **{name: value for name, value in rest.items() if value is not None or name == "device_map"},
-            **unset,
-            **fields_of(config_of_calls),
-            "query_wrapper_prompt": _query_wrapper(query_wrapper_prompt),
-            "generate_kwargs": {name: value for name, value in of_every_call.items() if name in BESIDE_SETTINGS},
-        }
         processors_and_criteria(of_every_call)  # refuses values that are not valid
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise ConfigError(f"CocoaLLM: {explain(error)}") from None
-        self._use(engine, model if is_loaded else None, tokenizer, named)
+        beside = {name: value for name, value in of_every_call.items() if name in BESIDE_SETTINGS}
+        wrapper = _query_wrapper(query_wrapper_prompt)
+        super().__init__(**{**fields, **fields_of(config), "query_wrapper_prompt": wrapper, "generate_kwargs": beside})
+        given = {"engine": engine} if engine is not None else loaded
+        self._given = {name: value for name, value in given.items() if value is not None}
+        if self.is_remote:
+            assert self.service  # reports what is wrong with the address
+        elif "model" in self._given and tokenizer is None and self.tokenizer_name is None:
+            raise ConfigError("model= was given without a tokenizer; give tokenizer= or tokenizer_name= too.")
+        elif self._given.keys() & {"engine", "model"}:
+            self.__dict__["model_name"] = self.engine.model_name
         limit = None if self.is_remote else self.engine.context_window
         if limit is not None and self.context_window is not None and self.context_window > limit:
             logger.warning(
@@ -219,21 +178,19 @@ class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
             )
             self.context_window = limit
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """As in pydantic; ``max_tokens`` and ``model`` are accepted for ``max_new_tokens`` and ``model_name``."""
-        return super().model_copy(update=with_field_names(update), deep=deep)
-
     @classmethod
     def class_name(cls) -> str:
         """The class name in LlamaIndex's serialisation."""
         return "CocoaLLM"
 
-    if TYPE_CHECKING:  # synonyms of ``model_name`` and ``max_new_tokens``
-        model: str | None = None
-        max_tokens: int = 0
-    else:
-        model = property(lambda self: self.model_name, lambda self, name: setattr(self, "model_name", name))
-        max_tokens = property(lambda self: self.max_new_tokens, lambda self, n: setattr(self, "max_new_tokens", n))
+    @property
+    def engine(self) -> CocoaEngine:
+        """The engine that decodes; see :meth:`load`. It is loaded again if loading options were changed."""
+        return self.load()
+
+    @property
+    def _objects(self) -> dict[str, Any]:
+        return self._given
 
     @property
     def metadata(self) -> LLMMetadata:
@@ -357,16 +314,14 @@ class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
     ) -> _Asked[CompletionResponse]:
         """What is asked for by a prompt."""
         called, rest = self._of_call(options, is_chat=False)
-        without_prompt = self._call(called, rest, streamed)
         require_unicode(prompt, "prompt")
 
-        def call(edit: Edit) -> ChatCall:
+        def fields(edit: Edit) -> dict[str, Any]:
             assert self.completion_to_prompt is not None  # set by a validator of LLM
             text = prompt if edit is None else edit(prompt)
-            text = text if formatted else self._extend_prompt(self.completion_to_prompt(text))
-            return replace(without_prompt, prompt=text)
+            return {"prompt": text if formatted else self._extend_prompt(self.completion_to_prompt(text))}
 
-        return self._asked(call, CompletionWriter(called.risk_metadata, streamed=streamed))
+        return self._asked(called, rest, fields, streamed, is_chat=False)
 
     def _conversation(
         self, messages: Sequence[ChatMessage], options: Mapping[str, Any], *, streamed: bool
@@ -374,8 +329,7 @@ class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
         """What is asked for by chat messages."""
         called, rest = self._of_call(options, is_chat=True)
         request, rest = split_tools(rest)
-        without_prompt = self._call(called, rest, streamed)
-        require_text(messages)
+        require_text(to_entries(messages))
         template = template_options(called)
         if self._formats_messages and (request or given_options(template)):
             raise ConfigError(
@@ -383,31 +337,39 @@ class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
                 "messages_to_prompt."
             )
 
-        def call(edit: Edit) -> ChatCall:
+        def fields(edit: Edit) -> dict[str, Any]:
             opened = list(messages) if edit is None else edited(messages, edit)
             if opened[0].role not in (MessageRole.SYSTEM, MessageRole.DEVELOPER):
                 opened = self._extend_messages(opened)
             if not self._formats_messages:
-                return replace(without_prompt, messages=to_entries(opened), tools=request, template=template)
+                return {"messages": to_entries(opened), "tools": request, "template": template}
             assert self.messages_to_prompt is not None
-            return replace(without_prompt, prompt=self.messages_to_prompt(opened), splits_reasoning=True)
+            return {"prompt": self.messages_to_prompt(opened), "splits_reasoning": True}
 
-        return self._asked(call, ChatWriter(called.risk_metadata, streamed=streamed, required=request.required))
+        return self._asked(called, rest, fields, streamed, is_chat=True, required=request.required)
 
-    def _call(self, called: CallOptions, options: Mapping[str, Any], streamed: bool) -> ChatCall:
-        """What the service is asked for, without a prompt."""
-        if self.is_remote:
-            options = {name: value for name, value in options.items() if value is not None}
-        config = decode_settings(decode_settings(config_of(self), self.generate_kwargs), options)
+    def _asked(
+        self,
+        called: CallOptions,
+        options: Mapping[str, Any],
+        fields: Callable[[Edit], dict[str, Any]],
+        streamed: bool,
+        **writes: bool,
+    ) -> _Asked[Any]:
+        """What is asked for; ``fields`` makes those of the call that are its prompt."""
         given = {name: value for name, value in options.items() if value is not None}
+        config = decode_settings(config_of(self), self.generate_kwargs)
+        config = decode_settings(config, given if self.is_remote else options)
         beside = {"stopping_ids": self.stopping_ids or None, **self.generate_kwargs, **given}
         processors, criteria = processors_and_criteria(beside)
         logprobs = called.logprobs
         if logprobs is None:  # a server is asked for them only where they are wanted
             by_default = not self.is_remote and detail_of(called.risk_metadata, streamed) == "full"
             logprobs = bool(config.top_logprobs) or by_default
-        return ChatCall(
+        service, passages = self.service, PassagesOfCall()
+        without_prompt = ChatCall(
             config=config,
+            source=passages,
             logprobs=logprobs,
             candidates=called.candidates,
             context_window=None if self.is_remote else self.context_window,
@@ -416,15 +378,12 @@ class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
             timeout=None if self.is_remote else self.timeout,
         )
 
-    def _asked(self, call: Callable[[Edit], ChatCall], writer: Writer[Response]) -> _Asked[Response]:
-        passages = PassagesOfCall()
+        def call(edit: Edit = None) -> ChatCall:
+            return replace(without_prompt, **fields(edit))
 
-        def with_passages(edit: Edit = None) -> ChatCall:
-            return replace(call(edit), source=passages)
-
-        service = self.service
-        start = Start(service, with_passages) if isinstance(service, LocalChat) else None
-        return _Asked(service, with_passages(), writer, Observers(start, passages.node_ids))
+        start = Start(service, call) if isinstance(service, LocalChat) else None
+        writer = Writer(called.risk_metadata, streamed=streamed, **writes)
+        return _Asked(service, call(), writer, Observers(start, passages.node_ids))
 
 
 @dataclass(frozen=True)
@@ -433,7 +392,7 @@ class _Asked(Generic[Response]):
 
     service: ChatService
     call: ChatCall
-    writer: Writer[Response]
+    writer: Writer
     observers: Observers
 
     def answer(self) -> Response:
@@ -469,11 +428,13 @@ class _Asked(Generic[Response]):
 
     def _partial(self, piece: Piece) -> Response:
         self.observers.span_decided(piece)
-        return self.writer.partial(piece)
+        response: Response = self.writer.partial(piece)
+        return response
 
     def _complete(self, answer: Answer) -> Response:
         self.observers.answer_complete(answer)
-        return self.writer.complete(answer)
+        response: Response = self.writer.complete(answer)
+        return response
 
 
 def _query_wrapper(given: BasePromptTemplate | str | None) -> BasePromptTemplate | None:
@@ -481,11 +442,6 @@ def _query_wrapper(given: BasePromptTemplate | str | None) -> BasePromptTemplate
     if isinstance(template, BasePromptTemplate) and "query_str" not in template.template_vars:
         raise ConfigError("query_wrapper_prompt has no {query_str} placeholder, so it would drop the prompt.")
     return template
-
-
-def _require(name: str, value: Any, kind: type) -> None:
-    if value is not None and not isinstance(value, kind):
-        raise ConfigError(f"{name} takes a {kind.__name__}, not {type(value).__name__}.")
 
 
 def _is_plain(value: Any) -> bool:

@@ -7,9 +7,8 @@ compact; token counters read ``usage`` from it.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from llama_index.core.base.llms.types import (
     CachePoint,
@@ -26,14 +25,12 @@ from llama_index.core.base.llms.types import (
 from cocoa_engine import PromptError
 from cocoa_engine.errors import IncompleteAnswerError
 from cocoa_engine.logs import safe_logger
-from cocoa_engine.model.text import require_unicode
 from cocoa_engine.report import RISK_KEY, SPANS_KEY, Detail, RiskReport
+from cocoa_integrations._shared.chat_template import entry_of
 from cocoa_integrations.chat_service import Answer, Piece
 from cocoa_integrations.tool_calling import invalid_call_text, object_of
 
 logger = safe_logger(__name__)
-
-Response = TypeVar("Response", CompletionResponse, ChatResponse)
 
 _TEMPLATE_ROLES = {
     MessageRole.DEVELOPER: "system",
@@ -41,19 +38,6 @@ _TEMPLATE_ROLES = {
     MessageRole.MODEL: "assistant",
     MessageRole.FUNCTION: "tool",
 }
-
-
-def require_text(messages: Sequence[ChatMessage]) -> None:
-    """Refuse messages that contain something besides text, tool calls and reasoning, or nothing at all."""
-    for number, message in enumerate(messages):
-        require_unicode(message.content or "", f"content of message {number} ({message.role.value})")
-        readable = (TextBlock, CachePoint, *((ThinkingBlock, ToolCallBlock) if _role(message) == "assistant" else ()))
-        for block in message.blocks:
-            if not isinstance(block, readable):
-                kind = type(block).__name__
-                raise PromptError(f"this model reads text only, but a {message.role.value} message has a {kind}.")
-    if not any((message.content or "").strip() or _calls(message) for message in messages):
-        raise PromptError("the conversation is empty; give at least one message with text.")
 
 
 def edited(messages: Sequence[ChatMessage], edit: Callable[[str], str]) -> list[ChatMessage]:
@@ -68,50 +52,31 @@ def edited(messages: Sequence[ChatMessage], edit: Callable[[str], str]) -> list[
 def to_entries(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Convert messages. Only the ``additional_kwargs`` of tool results reach the prompt.
 
-    Returns:
-        ``{"role": ..., "content": ...}`` per message, with ``"tool_calls"`` (OpenAI's format, the arguments a dict) for
-        an assistant that called tools, with ``"reasoning_content"`` for an assistant that reasoned, and with
-        ``"tool_call_id"`` and ``"name"`` for the result of a tool.
+    Raises:
+        PromptError: a message contains something besides text, or in an assistant's message tool calls and reasoning.
     """
-    converted: list[dict[str, Any]] = []
-    names: dict[str, str] = {}  # names of the tools by the ids of their calls
+    chat: list[dict[str, Any]] = []
+    names: dict[str, str] = {}  # of the tools by the ids of their calls
     for message in messages:
-        role = _role(message)
-        invalid = [
-            invalid_call_text(block.tool_name, str(block.tool_kwargs))
-            for block in message.blocks
-            if isinstance(block, ToolCallBlock) and arguments_of(block) is None
-        ]
-        entry: dict[str, Any] = {"role": role, "content": "\n".join(filter(None, [message.content, *invalid]))}
-        if calls := _calls(message):
-            entry["tool_calls"] = calls
-            names |= {call["id"]: call["function"]["name"] for call in calls}
-        thoughts = [block.content or "" for block in message.blocks if isinstance(block, ThinkingBlock)]
-        if reasoning := "".join(thoughts):
-            entry["reasoning_content"] = reasoning
+        role, options = _TEMPLATE_ROLES.get(message.role, message.role.value), dict[str, Any]()
+        calls, thoughts, texts = list[tuple[str, str, Any]](), "", [message.content]
+        for block in message.blocks:
+            if isinstance(block, ToolCallBlock) and role == "assistant":
+                if (arguments := arguments_of(block)) is None:
+                    texts.append(invalid_call_text(block.tool_name, str(block.tool_kwargs)))
+                else:
+                    calls.append((block.tool_call_id or "", block.tool_name, arguments))
+            elif isinstance(block, ThinkingBlock) and role == "assistant":
+                thoughts += block.content or ""
+            elif not isinstance(block, (TextBlock, CachePoint)):
+                kind = type(block).__name__
+                raise PromptError(f"this model reads text only, but a {message.role.value} message has a {kind}.")
+        names |= {call_id: name for call_id, name, _ in calls}
         if role == "tool":
             call_id = str(message.additional_kwargs.get("tool_call_id", ""))
-            entry |= {"tool_call_id": call_id, "name": message.additional_kwargs.get("name", names.get(call_id, ""))}
-        converted.append(entry)
-    return converted
-
-
-def _role(message: ChatMessage) -> str:
-    """The role of a message in chat templates."""
-    return _TEMPLATE_ROLES.get(message.role, message.role.value)
-
-
-def _calls(message: ChatMessage) -> list[dict[str, Any]]:
-    """The tool calls of a message in OpenAI's format, the arguments a dict."""
-    return [
-        {
-            "type": "function",
-            "id": block.tool_call_id or "",
-            "function": {"name": block.tool_name, "arguments": arguments},
-        }
-        for block in message.blocks
-        if isinstance(block, ToolCallBlock) and (arguments := arguments_of(block)) is not None
-    ]
+            options = {"answers": call_id, "name": message.additional_kwargs.get("name", names.get(call_id))}
+        chat.append(entry_of(role, texts, calls=calls, reasoning=thoughts, **options))
+    return chat
 
 
 def arguments_of(block: ToolCallBlock) -> dict[str, Any] | None:
@@ -130,71 +95,20 @@ def _risk(report: RiskReport | None, detail: Detail, text: str | None = None, re
     return {RISK_KEY: (report if detail == "full" else report.compact(text, reasoning)).to_dict()}
 
 
-class Writer(ABC, Generic[Response]):
-    """Makes the responses of one call, in the detail of :func:`detail_of`, and compact in the ``raw`` by default."""
+class Writer:
+    """Makes the responses of one call, in the detail of :func:`detail_of`, and compact in the ``raw`` by default.
 
-    def __init__(self, detail: Detail | None, *, streamed: bool) -> None:
+    Responses to a prompt have all of the text. Those to chat messages have reasoning and tool calls apart from it.
+    """
+
+    def __init__(self, detail: Detail | None, *, streamed: bool, is_chat: bool, required: bool = False) -> None:
         self._in_raw: Detail = detail or "compact"
         self._detail, self._streamed = detail_of(detail, streamed), streamed
-        self._text = ""  # so far
-
-    @abstractmethod
-    def partial(self, piece: Piece) -> Response:
-        """The response for a piece of a stream."""
-
-    @abstractmethod
-    def complete(self, answer: Answer) -> Response:
-        """The response for a complete answer. At the end of a stream it is a further chunk."""
-
-    def _fields(self, piece: Piece) -> dict[str, Any]:
-        logprobs = None if piece.logprobs is None else log_probs_of(piece.logprobs)
-        of_span = piece.entry if self._detail == "full" else None  # a compact stream has its report in the last chunk
-        metadata, raw = ({} if of_span is None else {SPANS_KEY: [of_span.to_dict()]} for _ in range(2))
-        return {"additional_kwargs": metadata, "raw": raw, "logprobs": logprobs}
-
-    def _final(self, answer: Answer, text: str) -> dict[str, Any]:
-        report = answer.report
-        metadata = _risk(report, self._detail, text, answer.reasoning)
-        if report is not None and self._detail == "full" and not self._streamed:
-            metadata = {SPANS_KEY: [span.to_dict() for span in report.spans], **metadata}
-        return {
-            "additional_kwargs": metadata,
-            "raw": {
-                "model": answer.model_name,
-                "model_name": answer.model_name,
-                "finish_reason": answer.finish_reason,
-                "usage": {**answer.usage.model_dump(), "total_tokens": answer.usage.total_tokens},
-                **_risk(report, self._in_raw),  # agents keep it without the text, so its spans have their texts
-            },
-            "logprobs": None if answer.logprobs is None else log_probs_of(answer.logprobs),
-            "delta": text.removeprefix(self._text) if self._streamed else None,
-        }
-
-
-class CompletionWriter(Writer[CompletionResponse]):
-    """Makes the responses to a prompt. They have all of the text."""
-
-    def partial(self, piece: Piece) -> CompletionResponse:
-        """The response for a piece of a stream."""
-        text = piece.content if piece.entry is None else piece.entry.text or ""
-        self._text += text
-        return CompletionResponse(text=self._text, delta=text, **self._fields(piece))
-
-    def complete(self, answer: Answer) -> CompletionResponse:
-        """The response for a complete answer."""
-        return CompletionResponse(text=answer.text, **self._final(answer, answer.text))
-
-
-class ChatWriter(Writer[ChatResponse]):
-    """Makes the responses to chat messages, with reasoning and tool calls apart from the text."""
-
-    def __init__(self, detail: Detail | None, *, streamed: bool, required: bool) -> None:
-        super().__init__(detail, streamed=streamed)
-        self._required = required
-        self._reasoning = ""
+        self._is_chat, self._required = is_chat, required
+        self._text = self._reasoning = ""  # so far
         self._calls: list[tuple[str, str, str]] = []  # the id, the name and the arguments so far
 
-    def partial(self, piece: Piece) -> ChatResponse:
+    def partial(self, piece: Piece) -> Any:
         """The response for a piece of a stream."""
         self._text += piece.content
         self._reasoning += piece.reasoning
@@ -203,27 +117,53 @@ class ChatWriter(Writer[ChatResponse]):
                 self._calls.append((delta.id or "", delta.name or "", ""))
             call_id, name, written = self._calls[delta.number]
             self._calls[delta.number] = call_id, name, written + delta.written
-        message = _message(self._text, self._reasoning, None, [call for call in self._calls if call[1]])
+        of_span = piece.entry if self._detail == "full" else None  # a compact stream has its report in the last chunk
+        metadata: dict[str, Any]
+        metadata, raw = ({} if of_span is None else {SPANS_KEY: [of_span.to_dict()]} for _ in range(2))
+        logprobs = None if piece.logprobs is None else log_probs_of(piece.logprobs)
         # agents display the delta, so it does not contain calls
-        response = ChatResponse(message=message, delta=piece.content, **self._fields(piece))
+        fields = {"additional_kwargs": metadata, "raw": raw, "logprobs": logprobs, "delta": piece.content}
+        if not self._is_chat:
+            return CompletionResponse(text=self._text, **fields)
         if piece.reasoning:
-            response.additional_kwargs["thinking_delta"] = piece.reasoning
-        return response
+            metadata["thinking_delta"] = piece.reasoning
+        message = _message(self._text, self._reasoning, None, [call for call in self._calls if call[1]])
+        return ChatResponse(message=message, **fields)
 
-    def complete(self, answer: Answer) -> ChatResponse:
-        """The response for a complete answer; see :meth:`Writer.complete`. Invalid calls are part of its text."""
+    def complete(self, answer: Answer) -> Any:
+        """The response for a complete answer. At the end of a stream it is a further chunk.
+
+        Invalid calls are part of the text of a chat message.
+        """
         for call in answer.invalid_calls:
             logger.warning("invalid tool call: %s", call.error)
         if self._required and not answer.valid_calls:
             reason = next((call.error for call in answer.calls), "the answer contains no call")
             raise IncompleteAnswerError(f"a required tool call is missing or incomplete: {reason}")
-        text = "".join([answer.content, *(call.text for call in answer.invalid_calls)])
-        calls = [(call.id, call.name or "", call.written) for call in answer.valid_calls]
-        message = _message(text, answer.reasoning, answer.reasoning_tokens, calls)
-        response = ChatResponse(message=message, **self._final(answer, text))
+        text = (
+            "".join([answer.content, *(call.text for call in answer.invalid_calls)]) if self._is_chat else answer.text
+        )
+        metadata = _risk(answer.report, self._detail, text, answer.reasoning)
+        if answer.report is not None and self._detail == "full" and not self._streamed:
+            metadata = {SPANS_KEY: [span.to_dict() for span in answer.spans], **metadata}
         if self._streamed and answer.rest.reasoning:
-            response.additional_kwargs["thinking_delta"] = answer.rest.reasoning
-        return response
+            metadata["thinking_delta"] = answer.rest.reasoning
+        fields: dict[str, Any] = {
+            "additional_kwargs": metadata,
+            "raw": {
+                "model": answer.model_name,
+                "model_name": answer.model_name,
+                "finish_reason": answer.finish_reason,
+                "usage": {**answer.usage.model_dump(), "total_tokens": answer.usage.total_tokens},
+                **_risk(answer.report, self._in_raw),  # agents keep it without the text: its spans have their texts
+            },
+            "logprobs": None if answer.logprobs is None else log_probs_of(answer.logprobs),
+            "delta": text.removeprefix(self._text) if self._streamed else None,
+        }
+        if not self._is_chat:
+            return CompletionResponse(text=text, **fields)
+        calls = [(call.id, call.name or "", call.written) for call in answer.valid_calls]
+        return ChatResponse(message=_message(text, answer.reasoning, answer.reasoning_tokens, calls), **fields)
 
 
 def _message(

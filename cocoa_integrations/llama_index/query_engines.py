@@ -21,7 +21,7 @@ from llama_index.core.chat_engine.types import (
     BaseChatEngine,
     StreamingAgentChatResponse,
 )
-from llama_index.core.prompts.mixin import PromptMixin, PromptMixinType
+from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.response_synthesizers import Accumulate, BaseSynthesizer, ResponseMode
 from llama_index.core.response_synthesizers.compact_and_accumulate import CompactAndAccumulate
 from llama_index.core.response_synthesizers.context_only import ContextOnly
@@ -30,10 +30,9 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from cocoa_engine import ConfigError
 from cocoa_engine.report import RISK_KEY, RiskReport
-from cocoa_integrations._shared.citations import CITATIONS_KEY, Citation, CitedBy, citing, with_markers
+from cocoa_integrations._shared.citations import CITATIONS_KEY, Citation, CitedBy, Citing, citing, with_markers
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations.llama_index.answers import REPORTS_KEY, Answers
-from cocoa_integrations.llama_index.retrieved import add_nodes
 
 _MODES: dict[type[BaseSynthesizer], str] = {
     NoText: "no_text",
@@ -41,9 +40,6 @@ _MODES: dict[type[BaseSynthesizer], str] = {
     CompactAndAccumulate: "compact_accumulate",
     Accumulate: "accumulate",
 }
-
-_INNER = ("query_engine", "inner")
-"""The names under which engines list the engine whose response they return."""
 
 
 class RiskQueryEngine(BaseQueryEngine):
@@ -53,11 +49,11 @@ class RiskQueryEngine(BaseQueryEngine):
         response = engine.query("Who built the lighthouse?")
         response.metadata["cocoa_risk"]["max_risk"]
 
-    ``metadata["cocoa_risk"]`` is the report of the answers that the response shows. Its spans have offsets in the text
-    of the response. A response that joins several answers (``response_mode="accumulate"``) has the spans of all of
-    them, and ``parts`` in its report names the stretch of the text that each answer of ``cocoa_reports`` wrote.
-    ``metadata["cocoa_reports"]`` has the report of every LLM call of the query in order of completion, also of those
-    whose answer is not shown (refine, tree_summarize, a rewritten question). Sources and other metadata do not change.
+    ``metadata["cocoa_risk"]`` is the report of the answers that the response shows, with offsets in its text. A
+    response that joins several answers (``response_mode="accumulate"``) has the spans of all of them, and ``parts``
+    names the stretch of the text that each answer of ``cocoa_reports`` wrote. ``metadata["cocoa_reports"]`` has the
+    report of every LLM call of the query in order of completion, also of those whose answer is not shown (refine,
+    tree_summarize, a rewritten question). Sources and other metadata do not change.
     The report of a streamed response is available when the stream has been read to its end. Until then ``cocoa_risk``
     is ``None``, or the report of a :class:`RiskRetryQueryEngine` inside. It stays ``None``, with a
     :class:`MissingRiskWarning`, if no CocoaLLM answered, or if LlamaIndex does not tell which answer wrote the text,
@@ -90,6 +86,7 @@ class RiskQueryEngine(BaseQueryEngine):
         super().__init__(inner.callback_manager)
         self._inner = inner
         self._context_lift = context_lift
+        self._citing: Citing | None = None
 
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         """The nodes that the inner engine retrieves."""
@@ -102,8 +99,7 @@ class RiskQueryEngine(BaseQueryEngine):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
     ) -> RESPONSE_TYPE:
         """The response of the inner engine to given nodes, with its risk."""
-        with (answers := self._collector()):
-            add_nodes(nodes)
+        with (answers := self._collector(nodes)):
             response = self._inner.synthesize(query_bundle, nodes, additional_source_nodes)
         return self._reported(response, answers)
 
@@ -114,8 +110,7 @@ class RiskQueryEngine(BaseQueryEngine):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
     ) -> RESPONSE_TYPE:
         """Like :meth:`synthesize`, asynchronously."""
-        with (answers := self._collector()):
-            add_nodes(nodes)
+        with (answers := self._collector(nodes)):
             response = await self._inner.asynthesize(query_bundle, nodes, additional_source_nodes)
         return await asyncio.to_thread(self._reported, response, answers)  # lifts and citations feed the answer again
 
@@ -129,8 +124,11 @@ class RiskQueryEngine(BaseQueryEngine):
             response = await self._inner.aquery(query_bundle)
         return await asyncio.to_thread(self._reported, response, answers)
 
-    def _collector(self) -> Answers:
-        return Answers(lift=self._context_lift)
+    def _collector(self, nodes: Sequence[NodeWithScore] = ()) -> Answers:
+        """What collects the answers of a call that is given some nodes."""
+        answers = Answers(lift=self._context_lift, cite=self._citing)
+        answers.nodes = list({node.node.node_id: node for node in nodes}.values())
+        return answers
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"inner": self._inner}
@@ -154,11 +152,10 @@ class RiskCitationQueryEngine(RiskQueryEngine):
         print(response)  # It was built by Marta Lindqvist [1].
         response.source_nodes[0]  # source 1
 
-    The markers look like those of LlamaIndex's ``CitationQueryEngine``: ``[n]`` is the n-th of ``source_nodes``. There
-    the model writes them, and may cite what it did not use. Here they are measured. By attention, the source of a part
-    is the node that the model's retrieval heads attend to most while the part is written. By lift, each node is left
-    out of the prompt in turn, and the answer is fed again; the source of a part is the node whose absence lowers the
-    part's log p most.
+    ``[n]`` is the n-th of ``source_nodes``, as in LlamaIndex's ``CitationQueryEngine``, where the model writes the
+    markers, and may cite what it did not use. By attention, the source of a part is the node that the model's retrieval
+    heads attend to most while it is written; by lift, the node without which the answer, fed again, gives the part the
+    lowest log p.
 
     ``metadata["cocoa_citations"]`` has an entry for each citation with ``source`` (from 1), ``id`` (of the node),
     ``start``, ``end``, ``text``, ``lift`` (in nats) or ``attention``, and ``spans``. Each entry of
@@ -177,8 +174,7 @@ class RiskCitationQueryEngine(RiskQueryEngine):
         inner: the query engine.
         by: what finds the source of a part, ``"attention"`` or ``"lift"``. Attention needs a model whose attention can
             be seen, and the text of each node in the prompt as it is. Default: attention, and where that is not so lift
-            with a model in this process (a warning is logged); lift if ``min_lift`` alone is given. Citations have
-            ``attention`` or ``lift``.
+            with a model in this process (a warning is logged); lift if ``min_lift`` alone is given.
         min_lift: the lowest lift of a cited part, in nats. Default: 1.
         min_attention: the lowest attention of a part on the node it cites, in [0, 1]. Default: 0.05.
         markers: whether the text of the response gets the markers, at the end of its sentences and clauses.
@@ -199,22 +195,18 @@ class RiskCitationQueryEngine(RiskQueryEngine):
         markers: bool = True,
         context_lift: bool = False,
     ) -> None:
+        super().__init__(inner, context_lift=context_lift)
         self._citing = citing(by, min_lift, min_attention)
         self._markers = markers
-        super().__init__(inner, context_lift=context_lift)
-
-    def _collector(self) -> Answers:
-        return Answers(lift=self._context_lift, cite=self._citing)
 
     def _reported(self, response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE:
         response = super()._reported(response, answers)
         metadata = response.metadata or {}
-        citations = metadata.get(CITATIONS_KEY)
-        if not self._markers or citations is None or not isinstance(response, Response):
+        if not self._markers or CITATIONS_KEY not in metadata or not isinstance(response, Response):
             return response
         report = RiskReport.from_wire(metadata[RISK_KEY])
         text = EditedText.of(str(response), report)
-        entries = [Citation.from_wire(citation) for citation in citations]
+        entries = [Citation.from_wire(citation) for citation in metadata[CITATIONS_KEY]]
         change = with_markers(text, text.originals(entries, text.begin), report)
         moved = [citation.to_dict() for citation in change.moved(entries, text.begin)]
         changed = {RISK_KEY: change.of_report(report).to_dict(), CITATIONS_KEY: moved}
@@ -232,8 +224,7 @@ class RiskStreamingChatResponse(StreamingAgentChatResponse):
         """The response as this class. Both objects share their state, because the engine already writes to it."""
         same = object.__new__(cls)
         same.__dict__ = response.__dict__
-        same.metadata = {RISK_KEY: None, REPORTS_KEY: []}
-        same._answers = answers
+        same.metadata, same._answers = {RISK_KEY: None, REPORTS_KEY: []}, answers
         return same
 
     @property
@@ -326,10 +317,15 @@ def _chat_reported(response: AGENT_CHAT_RESPONSE_TYPE, answers: Answers) -> AGEN
 
 def _require_reportable(engine: BaseQueryEngine) -> None:
     """Refuse a query engine whose response has no risk, or one whose spans cannot be found in its text."""
-    synthesizer = _synthesizer_of(engine)
+    # private: LlamaIndex has no public names for what a synthesizer was made with, nor for the modules of an engine
+    modules = engine._get_prompt_modules()
+    while not isinstance(synthesizer := modules.get("response_synthesizer"), BaseSynthesizer):
+        inner = modules.get("query_engine", modules.get("inner"))  # the engine whose response it returns
+        if inner is None:
+            return
+        modules = inner._get_prompt_modules()
     mode = next((mode for kind, mode in _MODES.items() if isinstance(synthesizer, kind)), None)
     require_llm(mode)
-    # private: LlamaIndex has no public names for what a synthesizer was made with, nor for the modules of an engine
     if isinstance(synthesizer, Accumulate) and synthesizer._streaming:
         raise ConfigError(f"response_mode={mode!r} cannot stream: LlamaIndex joins its answers when all are complete.")
     if isinstance(synthesizer, Accumulate) and synthesizer._output_cls is not None:
@@ -346,12 +342,3 @@ def require_llm(mode: str | None) -> None:
             f"response_mode={ResponseMode(mode).value!r} calls no LLM, so its response has no risk. Use the query "
             "engine by itself, or another response_mode."
         )
-
-
-def _synthesizer_of(engine: PromptMixin) -> BaseSynthesizer | None:
-    """The synthesizer that writes the response of an engine, or ``None`` if the engine lists none."""
-    modules = engine._get_prompt_modules()  # its public `get_prompts` returns the prompts alone
-    if isinstance(synthesizer := modules.get("response_synthesizer"), BaseSynthesizer):
-        return synthesizer
-    inner = next((modules[name] for name in _INNER if name in modules), None)
-    return None if inner is None else _synthesizer_of(inner)

@@ -1,8 +1,4 @@
-"""The nodes that a query retrieved: as the passages of the prompts that are made of them, and their context lift.
-
-The context lift is how much the nodes changed each span of an answer. The answer is fed again after its own prompt,
-from which the texts of the nodes are removed.
-"""
+"""The nodes that a query retrieved: as the passages of the prompts that are made of them, and their context lift."""
 
 from __future__ import annotations
 
@@ -24,26 +20,15 @@ from cocoa_integrations.llama_index.callbacks import Start, collected_nodes
 _MIN_RUN = 8
 """A run of at least this many words that a prompt has in common with a node counts as part of the node."""
 
-_BLACK = "\uffff"
-"""A character that no text contains."""
-
 
 def add_nodes(nodes: Sequence[NodeWithScore]) -> None:
     """Add nodes to those of the innermost collector of nodes, if there is one, each once."""
-    known = collected_nodes()
-    if known is not None:
-        ids = {node.node.node_id for node in known}
-        for node in nodes:
-            if node.node.node_id not in ids:
-                ids.add(node.node.node_id)
-                known.append(node)
+    if (collected := collected_nodes()) is not None:
+        collected[:] = {node.node.node_id: node for node in [*collected, *nodes]}.values()
 
 
 class PassagesOfCall:
-    """The retrieved nodes whose text is in the prompt of one call. Create it inside the call.
-
-    ``node_ids`` are the ids of these nodes, in the order of ``passage_attention``.
-    """
+    """The retrieved nodes whose text is in the prompt of one call, by id. Create it inside the call."""
 
     def __init__(self) -> None:
         self._nodes = list(collected_nodes() or ())
@@ -52,10 +37,7 @@ class PassagesOfCall:
     def source(
         self, prompt: Callable[[], str], engine: CocoaEngine | None = None, most: int | None = None
     ) -> list[str] | None:
-        """The texts of the nodes in a prompt, ``most`` at most; ``None`` if there are none.
-
-        ``prompt`` is not called if nothing was retrieved.
-        """
+        """The texts of the nodes in a prompt, ``most`` at most; ``None`` if there are none."""
         if not self._nodes:
             return None
         text = prompt()
@@ -72,27 +54,19 @@ class PassagesOfCall:
 def texts_in(prompt: str, nodes: Sequence[NodeWithScore], engine: CocoaEngine | None) -> list[str]:
     """The texts of nodes, as they stand in a prompt; the tokenizer that decoded it may change a text."""
     texts = [node.node.get_content(MetadataMode.NONE).strip() for node in nodes]
-    if engine is None:
-        return texts
-    return [
-        text if text in prompt else engine.decode(engine.encode(text, add_special_tokens=False)).strip()
-        for text in texts
-    ]
+    for number, text in enumerate(texts):
+        if engine is not None and text not in prompt:
+            texts[number] = engine.decode(engine.encode(text, add_special_tokens=False)).strip()
+    return texts
 
 
 def by_source_node(
     measured: Sequence[float | None], node_ids: Sequence[str], nodes: Sequence[NodeWithScore]
 ) -> list[float | None] | None:
-    """The attention of a span on each source node of a response, from that on some nodes.
-
-    A node that was not in the prompt has ``None``. It is ``None`` if the response has none of the nodes, or if the span
-    was measured on other texts.
-    """
-    if len(measured) != len(node_ids):
-        return None
-    values = dict(zip(node_ids, measured, strict=True))
-    found = [values.get(node.node.node_id) for node in nodes]  # a response can have a node twice
-    return None if all(value is None for value in found) else found
+    """The attention of a span on each source node; ``None`` for a node that was not in the prompt, or if all are."""
+    values = dict(zip(node_ids, measured, strict=False)) if len(measured) == len(node_ids) else {}
+    by_node = [values.get(node.node.node_id) for node in nodes]  # a response can have a node twice
+    return None if all(value is None for value in by_node) else by_node
 
 
 class _NodesRetrieved(BaseEventHandler):
@@ -115,14 +89,10 @@ def watch_retrievals() -> None:
 
 
 class WithoutNodes:
-    """Removes the texts of nodes from the texts of a prompt.
+    """Removes the texts of nodes, or of the ``only`` one, from the texts of a prompt that was sent.
 
-    It works on the prompt that was sent, and is independent of templates and synthesizers. The text of each node is
-    removed once, at its first occurrence, so a question or an earlier turn that quotes it is kept. A node that stands
-    only inside the text of another is not removed by itself. If a synthesizer has split a node, the runs of its words
-    that the prompt contains are removed, outside the texts of the other nodes.
-
-    ``only`` is the index of the only node to remove; ``found`` is whether any text has been removed.
+    The text of each node is removed once, so a question or an earlier turn that quotes it is kept. If a synthesizer has
+    split a node, the runs of its words that the prompt contains are removed, outside the texts of the other nodes.
     """
 
     def __init__(self, nodes: Sequence[NodeWithScore], *, only: int | None = None) -> None:
@@ -140,16 +110,19 @@ class WithoutNodes:
         """The next text of the prompt without the texts of the nodes."""
         free = text  # with the texts of the nodes blacked out
         cuts: list[tuple[int, int]] = []
+
+        def cut(start: int, end: int, number: int) -> None:
+            nonlocal free
+            free = free[:start] + "\uffff" * (end - start) + free[end:]  # a character that no text contains
+            cuts.extend([(start, end)] if self._only in (None, number) else [])
+
         for number, version in self._versions:
             if number in self._waiting and (start := free.find(version)) >= 0:
                 del self._waiting[number]
-                cut = start, start + len(version)
-                free = _blacked_out(free, *cut)
-                cuts += [cut] if self._only in (None, number) else []
+                cut(start, start + len(version), number)
         for number, content in self._waiting.items():
             for run in _runs(free, content) if self._only in (None, number) else ():
-                free = _blacked_out(free, *run)
-                cuts.append(run)
+                cut(*run, number)
         self.found = self.found or bool(cuts)
         for start, end in sorted(cuts, reverse=True):
             text = text[:start] + text[end:]
@@ -159,32 +132,25 @@ class WithoutNodes:
 def lift_of(
     generation: Generation | None, start: Start | None, nodes: Sequence[NodeWithScore], *, only: int | None = None
 ) -> list[ContextLift] | None:
-    """The context lift of every span of an answer; ``None`` if its prompt contains no text of the nodes.
-
-    ``only`` is the index of the only node to leave out; by default all are.
+    """The context lift of every span of an answer; ``None`` if its prompt contains no text of the nodes, or the only
+    node, to leave out.
     """
     if start is None or generation is None:
         return None
     without = WithoutNodes(nodes, only=only)
     try:
-        without_source = start(without)
+        rest = start(without).prompt
     except PromptError:  # the prompt had no other text
         return None
     if not without.found:
         return None
     full = start()
-    return context_lift(
-        start.engine, generation, without_source.prompt, with_context=full.prompt if full.processed else None
-    )
+    return context_lift(start.service.engine, generation, rest, with_context=full.prompt if full.processed else None)
 
 
 def shares_a_run(prompt: str, texts: Sequence[str]) -> bool:
     """Whether a prompt has a run of at least as many words of one of the texts as :class:`WithoutNodes` removes."""
     return any(_runs(prompt, text) for text in texts)
-
-
-def _blacked_out(text: str, start: int, end: int) -> str:
-    return text[:start] + _BLACK * (end - start) + text[end:]
 
 
 def _runs(text: str, part: str) -> list[tuple[int, int]]:

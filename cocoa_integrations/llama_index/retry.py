@@ -18,10 +18,9 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 from cocoa_engine import CocoaConfig, ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_engine.report import RISK_KEY, RiskReport
-from cocoa_integrations._shared.edits import replacement
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, Mark
 from cocoa_integrations._shared.settings import refuse_unknown, split_settings
-from cocoa_integrations._shared.tries import TRIES_KEY, Measure, OnRisk, RetryPlan, Tries
+from cocoa_integrations._shared.tries import TRIES_KEY, Measure, OnRisk, RetryPlan, Tries, run_blocking
 from cocoa_integrations.llama_index.llm import CocoaLLM
 from cocoa_integrations.llama_index.query_engines import RiskQueryEngine, require_llm
 
@@ -34,18 +33,14 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         response.metadata["cocoa_tries"]  # the attempts, and the risk of each answer
 
     The first answer whose risk is below ``threshold`` is returned, or else the least risky one of those whose risk has
-    the same ``risk_source`` as the first: others have no order. ``on_risk="abstain"`` replaces that one by "I don't
-    know.". The response is that of a :class:`RiskQueryEngine`.
+    the same ``risk_source`` as the first: others have no order. The response is that of a :class:`RiskQueryEngine`.
     ``metadata["cocoa_tries"]`` has an entry for each attempt, in order, with ``settings``, ``alpha``, ``top_k``
     (``None`` if the retriever has none), ``source_nodes`` (their number), ``answer``, ``cocoa_risk``, ``risk``
     (``None`` if nothing was retrieved) and ``chosen``, which is true for the returned answer.
 
-    Alpha has an effect with the methods ``cocoa`` and ``cocoa-sig``. The retrievers and the LLM are not changed. Each
-    attempt works on copies, and threads can share the engine.
-
-    With ``streaming=True`` the answer is streamed in one piece, because it must be complete before it can be returned.
-    ``metadata`` is complete from the beginning. To cite the nodes, wrap the engine in a
-    :class:`RiskCitationQueryEngine`.
+    Alpha has an effect with the methods ``cocoa`` and ``cocoa-sig``. Each attempt works on copies of the retrievers and
+    the LLM, and threads can share the engine. With ``streaming=True`` the answer is streamed in one piece, and
+    ``metadata`` is complete from the beginning. To cite the nodes, wrap it in a :class:`RiskCitationQueryEngine`.
 
     Args:
         retriever: the retriever of the first attempt.
@@ -96,10 +91,9 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         context_lift: bool = False,
         **options: Any,
     ) -> None:
-        kinds = {"retriever": (retriever, BaseRetriever), "llm": (llm, CocoaLLM)}
-        if second_retriever is not None:
-            kinds["second_retriever"] = (second_retriever, BaseRetriever)
-        for name, (value, kind) in kinds.items():
+        second = retriever if second_retriever is None else second_retriever
+        for name, value in (("retriever", retriever), ("llm", llm), ("second_retriever", second)):
+            kind = CocoaLLM if name == "llm" else BaseRetriever
             if not isinstance(value, kind):
                 raise ConfigError(f"{name} must be a {kind.__name__}, not a {type(value).__name__}.")
         if options.get("response_synthesizer") is not None:
@@ -107,7 +101,11 @@ class RiskRetryQueryEngine(BaseQueryEngine):
                 "a response_synthesizer has its own LLM, whose alpha this engine must not change; give llm and the "
                 "options of the synthesizer (response_mode, text_qa_template, ...) instead."
             )
-        _refuse_unknown(options)
+        theirs = inspect.signature(RetrieverQueryEngine.from_args).parameters.keys() - {"kwargs"}
+        if not_known := [name for name in options if name not in theirs]:  # `from_args` would drop them
+            own = inspect.signature(RiskRetryQueryEngine.__init__).parameters
+            names = {*theirs, *own} - {"self", "options", "response_synthesizer"}
+            raise ConfigError(f"RiskRetryQueryEngine: {unknown(not_known, sorted(names), what='option')}")
         require_llm(options.get("response_mode"))  # LlamaIndex would ask for an LLM of its own first
         alpha: float | None = getattr(llm, "alpha")  # noqa: B009  # a setting; a remote LLM may leave it to the server
         alpha = CocoaConfig().alpha if alpha is None else alpha
@@ -143,23 +141,13 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         return {}  # the prompts are among the options
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        tries = Tries[RESPONSE_TYPE](self._plan)
-        for number in range(len(self._plan.steps)):
-            engine, parameters = self._engine(number)
-            if add_try(tries, engine.query(query_bundle), parameters):
-                break
-        response = self._best(tries)
+        response = run_blocking(self._answer(query_bundle, blocks=True))
         if not self._streaming or not isinstance(response, Response):
             return response
         return StreamingResponse((text for text in [str(response)]), response.source_nodes, response.metadata)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        tries = Tries[RESPONSE_TYPE](self._plan)
-        for number in range(len(self._plan.steps)):
-            engine, parameters = self._engine(number)
-            if add_try(tries, await engine.aquery(query_bundle), parameters):
-                break
-        response = self._best(tries)
+        response = await self._answer(query_bundle, blocks=False)
         if not self._streaming or not isinstance(response, Response):
             return response
 
@@ -167,6 +155,28 @@ class RiskRetryQueryEngine(BaseQueryEngine):
             yield str(response)
 
         return AsyncStreamingResponse(text(), response.source_nodes, response.metadata)
+
+    async def _answer(self, query_bundle: QueryBundle, *, blocks: bool) -> RESPONSE_TYPE:
+        """The best response, with the history of all attempts."""
+        tries = Tries[RESPONSE_TYPE](self._plan)
+        for number in range(len(self._plan.steps)):
+            engine, entry = self._engine(number)
+            response = engine.query(query_bundle) if blocks else await engine.aquery(query_bundle)
+            entry |= {"source_nodes": len(response.source_nodes), "answer": str(response)}
+            if tries.add(response, _report_of(response), **entry):
+                break
+        response, history = tries.best()
+        metadata = {**(response.metadata or {}), TRIES_KEY: history}
+        if (gate := tries.gate()) is not None:
+            report = _report_of(response)
+            if gate.action == "abstain":
+                response = Response(self._plan.answer, response.source_nodes)
+            if report is not None and isinstance(response, Response):  # the JSON of an output_cls is not marked
+                change = self._plan.change(gate, str(response), report)
+                response, report = replace(response, response=change.text), change.of_report(report)
+            if report is not None:
+                metadata[RISK_KEY] = report.with_values(gate=gate).to_dict()
+        return replace(response, metadata=metadata)
 
     def _engine(self, number: int) -> tuple[RiskQueryEngine, dict[str, Any]]:
         """The engine of an attempt, made of copies, and the parameters of the attempt."""
@@ -179,36 +189,10 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         parameters = {"settings": dict(self._plan.steps[number]), "alpha": getattr(llm, "alpha"), "top_k": top_k}  # noqa: B009
         return RiskQueryEngine(inner, context_lift=self._context_lift), parameters
 
-    def _best(self, tries: Tries[RESPONSE_TYPE]) -> RESPONSE_TYPE:
-        """The first of the least risky responses, with the history of all attempts."""
-        response, history = tries.best()
-        metadata = {**(response.metadata or {}), TRIES_KEY: history}
-        gate, report = tries.gate(), _report_of(response)
-        if gate is None:
-            return replace(response, metadata=metadata)
-        change = None
-        if gate.action == "abstain":
-            response = Response(self._plan.answer, response.source_nodes)
-            change = None if report is None else replacement(report, self._plan.answer)
-        elif report is not None and isinstance(response, Response):  # the JSON of an output_cls is not marked
-            change = self._plan.limit_of_spans.with_marks(str(response), report, self._plan.mark)
-            response = replace(response, response=change.text)
-        if report is not None:
-            report = report if change is None else change.of_report(report)
-            metadata[RISK_KEY] = report.with_values(gate=gate).to_dict()
-        return replace(response, metadata=metadata)
-
 
 def _report_of(response: RESPONSE_TYPE) -> RiskReport | None:
     wire = (response.metadata or {}).get(RISK_KEY)
     return None if wire is None else RiskReport.from_wire(wire)
-
-
-def add_try(tries: Tries[RESPONSE_TYPE], response: RESPONSE_TYPE, parameters: dict[str, Any]) -> bool:
-    """Add an attempt, and return whether its risk is below the threshold."""
-    return tries.add(
-        response, _report_of(response), **parameters, source_nodes=len(response.source_nodes), answer=str(response)
-    )
 
 
 class BothRetrievers(BaseRetriever):
@@ -249,15 +233,6 @@ def with_top_k(retriever: BaseRetriever, factor: float) -> BaseRetriever:
     corpus = getattr(retriever, "corpus", None)  # of BM25, which refuses a top_k above the number of nodes
     more.similarity_top_k = min(wanted, max(len(corpus), top_k)) if isinstance(corpus, Sequence) else wanted  # type: ignore[attr-defined]
     return more
-
-
-def _refuse_unknown(options: Mapping[str, Any]) -> None:
-    """Refuse option names that ``from_args`` would silently drop."""
-    theirs = inspect.signature(RetrieverQueryEngine.from_args).parameters.keys() - {"kwargs"}
-    if not_known := [name for name in options if name not in theirs]:
-        own = inspect.signature(RiskRetryQueryEngine.__init__).parameters
-        names = {*theirs, *own} - {"self", "options", "response_synthesizer"}
-        raise ConfigError(f"RiskRetryQueryEngine: {unknown(not_known, sorted(names), what='option')}")
 
 
 def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,13 +43,13 @@ class RiskStructuredLLM(StructuredLLM):
         """The object, as JSON and in ``raw``, with its risk."""
         with (collector := RiskCollector()):
             response = super().chat(messages, **kwargs)
-        return self._reported(response, collector, kwargs, streamed=False)
+        return self._reported(response, collector, kwargs, "compact")
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Like :meth:`chat`, without blocking the event loop."""
         with (collector := RiskCollector()):
             response = await super().achat(messages, **kwargs)
-        return self._reported(response, collector, kwargs, streamed=False)
+        return self._reported(response, collector, kwargs, "compact")
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """The object as it grows, then once more with its risk."""
@@ -62,7 +62,7 @@ class RiskStructuredLLM(StructuredLLM):
                 for last in read:
                     yield last
             if last is not None:
-                yield self._reported(last.model_copy(), collector, kwargs, streamed=True)
+                yield self._reported(last.model_copy(), collector, kwargs, "full")
 
         return responses()
 
@@ -77,15 +77,14 @@ class RiskStructuredLLM(StructuredLLM):
                 async for last in read:
                     yield last
             if last is not None:
-                yield self._reported(last.model_copy(), collector, kwargs, streamed=True)
+                yield self._reported(last.model_copy(), collector, kwargs, "full")
 
         return responses()
 
     def _reported(
-        self, response: ChatResponse, collector: RiskCollector, options: Mapping[str, Any], *, streamed: bool
+        self, response: ChatResponse, collector: RiskCollector, options: Mapping[str, Any], default: Detail
     ) -> ChatResponse:
         """The response with the report of the last answer, in the detail that the LLM or the call asks for."""
-        default: Detail = "full" if streamed else "compact"
         detail = options.get("risk_metadata") or getattr(self.llm, "risk_metadata", None) or default
         if collector.reports and detail != "none":
             report = collector.reports[-1]
@@ -102,19 +101,15 @@ class CallsFunctions(FunctionCallingLLM, CustomLLM):
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """The tool calls of a response, or of a chunk of one.
-
-        Raises:
-            ValueError: there is no call, and ``error_on_no_tool_call`` is true.
-        """
+        """The tool calls of a response, or of a chunk of one; a ``ValueError`` if there is none and one is expected."""
         blocks = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
         if not blocks and error_on_no_tool_call:
             raise ValueError(f"expected at least one tool call, but the answer is {response.message.content!r}")
         return [
             ToolSelection(
-                tool_id=block.tool_call_id or "", tool_name=block.tool_name, tool_kwargs=arguments_of(block) or {}
+                tool_id=call.tool_call_id or "", tool_name=call.tool_name, tool_kwargs=arguments_of(call) or {}
             )
-            for block in blocks
+            for call in blocks
         ]
 
     def as_structured_llm(self, output_cls: type[BaseModel], **kwargs: Any) -> RiskStructuredLLM:
@@ -140,9 +135,14 @@ class CallsFunctions(FunctionCallingLLM, CustomLLM):
             user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
         choice = kwargs.pop("tool_choice", None)
         required = tool_required or self._tool_required
+        functions = []
+        for tool in tools:  # LlamaIndex's own schema of a class leaves out a `$ref` and others
+            metadata = tool.metadata
+            schema = metadata.get_parameters_dict() if metadata.fn_schema is None else json_schema(metadata.fn_schema)
+            functions.append(function_of({**schema, "title": metadata.get_name(), "description": metadata.description}))
         return {
             "messages": [*(chat_history or []), *([] if user_msg is None else [user_msg])],
-            "tools": [{"type": "function", "function": function_of(_schema_of(tool))} for tool in tools],
+            "tools": [{"type": "function", "function": function} for function in functions],
             "tool_choice": choice or ("required" if required and tools else "auto"),
             "parallel_tool_calls": allow_parallel_tool_calls and choice in (None, "auto"),
             **kwargs,
@@ -167,13 +167,6 @@ class CallsFunctions(FunctionCallingLLM, CustomLLM):
         copy = self.model_copy()
         copy._tool_required = True
         return copy
-
-
-def _schema_of(tool: BaseTool) -> dict[str, Any]:
-    """The JSON schema of the arguments of a tool, with its name. LlamaIndex's own leaves out a ``$ref`` and others."""
-    metadata = tool.metadata
-    schema = metadata.get_parameters_dict() if metadata.fn_schema is None else json_schema(metadata.fn_schema)
-    return {**schema, "title": metadata.get_name(), "description": metadata.description}
 
 
 def _with_properties(tool: BaseTool) -> BaseTool:

@@ -90,7 +90,10 @@ class CocoaLM(TemplateLM):
         settings, rest = split_settings(options)
         runtime = {name: rest.pop(name) for name in list(rest) if name in Runtime.model_fields}
         loading = {name: rest.pop(name) for name in list(rest) if name in _LOADING}
-        _refuse_unknown(rest)
+        if not_known := sorted(rest.keys() - set(_MODEL_KWARGS)):
+            own = ("pretrained", "tokenizer", "device", "threads", "batch_size", "max_length", "max_gen_toks")
+            names = sorted({*own, *_LOADING, *_MODEL_KWARGS, *CocoaConfig.model_fields, *Runtime.model_fields})
+            raise ConfigError(f"model_args: {unknown(not_known, names, what='option')}")
         if isinstance(batch_size, int) or (isinstance(batch_size, str) and batch_size.isdecimal()):
             runtime["max_batch_size"] = int(batch_size)
         elif batch_size is not None and not str(batch_size).startswith("auto"):
@@ -99,7 +102,10 @@ class CocoaLM(TemplateLM):
             torch.set_num_threads(threads)
         if engine is None:
             if device is not None:
-                loading.setdefault("device_map", _device_map(device))
+                gone = device.startswith("cuda") and not torch.cuda.is_available()
+                if gone:  # the harness's command line passes cuda:0 by default, even without a GPU
+                    logger.warning("there is no %s: the model runs on the CPU", device)
+                loading.setdefault("device_map", None if gone or device == "cpu" else device)
             declared = LoadOptions(
                 model_name=pretrained or None,
                 tokenizer_name=tokenizer,
@@ -128,8 +134,7 @@ class CocoaLM(TemplateLM):
     @property
     def prefix_token_id(self) -> int:
         """The token that precedes a text without context."""
-        first = self.engine.tokenizer.bos_token_id
-        candidates = (self._prefix_token_id, first, self.engine.tokenizer.eos_token_id)
+        candidates = (self._prefix_token_id, self.engine.tokenizer.bos_token_id, self.eot_token_id)
         return int(next(token_id for token_id in candidates if token_id is not None))
 
     @property
@@ -154,30 +159,19 @@ class CocoaLM(TemplateLM):
 
     def get_model_info(self) -> dict[str, Any]:
         """The description of the model that the harness writes to its results."""
-        return {
-            "model_name": self.engine.model_name,
-            "model_dtype": str(self.engine.held_model.dtype),
-            "cocoa_config": self.config.model_dump(mode="json"),
-            "cocoa_runtime": self.engine.runtime.model_dump(mode="json"),
-        }
+        model = {"model_name": self.engine.model_name, "model_dtype": str(self.engine.held_model.dtype)}
+        dumped = {"cocoa_config": self.config, "cocoa_runtime": self.engine.runtime}
+        return model | {name: settings.model_dump(mode="json") for name, settings in dumped.items()}
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Token ids of a text. Special tokens are added once, as in the harness's ``hf`` model."""
-        if add_special_tokens is None:
-            add_special_tokens = self._add_bos_token is not False
-        return self.engine.encode(string, add_special_tokens=add_special_tokens)
+        special = self._add_bos_token is not False if add_special_tokens is None else add_special_tokens
+        return self.engine.encode(string, add_special_tokens=special)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Chat messages as one text. If the template refuses a system message, it is left out, as in the harness.
-
-        Raises:
-            ChatTemplateError: there is no template, or it refuses the messages.
-        """
-        options = {
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": not add_generation_prompt,
-            **self._chat_template_args,
-        }
+        """Chat messages as one text. If the template refuses a system message, it is left out, as in the harness."""
+        ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
+        options = ends | self._chat_template_args
         try:
             return self.engine.render_chat(chat_history, **options)
         except ChatTemplateError:
@@ -206,15 +200,10 @@ class CocoaLM(TemplateLM):
         results = []
         for request in tqdm(requests, desc="Running loglikelihood_rolling requests", disable=disable_tqdm):
             (text,) = request.args
-            windows = [
-                make_disjoint_window(window)
-                for window in get_rolling_token_windows(
-                    token_list=self.tok_encode(text),
-                    prefix_token=self.prefix_token_id,
-                    max_seq_len=self.max_length - 1,  # of the input: the engine also feeds the last predicted token
-                    context_len=1,
-                )
-            ]
+            # the length is that of the input: the engine also feeds the last predicted token
+            ids, length = self.tok_encode(text), self.max_length - 1
+            rolling = get_rolling_token_windows(ids, self.prefix_token_id, max_seq_len=length, context_len=1)
+            windows = list(map(make_disjoint_window, rolling))
             total = math.fsum(value for _, span in self._scored(windows) for value in span.token_log_probs)
             results.append(total)
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
@@ -226,11 +215,9 @@ class CocoaLM(TemplateLM):
             return [answer.text for answer in self.generations(requests, bar.update)]
 
     def generations(self, requests: Sequence[Any], advance: Callable[[int], object]) -> list[Generation]:
-        """Answers generated with the configured method.
+        """Answers to requests of ``generate_until``, by the configured method.
 
-        Args:
-            requests: those of ``generate_until``.
-            advance: called with the number of answers since the last call.
+        ``advance`` is called with the number of answers since the last call.
 
         Raises:
             ConfigError: a task asks for sampling, or for another option that is not supported.
@@ -247,12 +234,11 @@ class CocoaLM(TemplateLM):
             prompts = {number: self.tok_encode(requests[number].args[0])[-max_prompt:] for number in numbers}
             # prompts of similar length end at about the same time
             ordered = sorted(numbers, key=lambda number: len(prompts[number]), reverse=True)
-            for start in range(0, len(ordered), _CHUNK * self.batch_size):
-                chunk = ordered[start : start + _CHUNK * self.batch_size]
-                batch_size = min(self.batch_size, self.engine.runtime.max_batch_size)
-                answers = self.engine.generate_batch(
-                    [prompts[number] for number in chunk], config=config, batch_size=batch_size
-                )
+            size = _CHUNK * self.batch_size
+            batch_size = min(self.batch_size, self.engine.runtime.max_batch_size)
+            for chunk in (ordered[start : start + size] for start in range(0, len(ordered), size)):
+                asked = [prompts[number] for number in chunk]
+                answers = self.engine.generate_batch(asked, config=config, batch_size=batch_size)
                 for number, answer in zip(chunk, answers, strict=True):
                     results[number] = answer
                     self.cache_hook.add_partial("generate_until", requests[number].args, answer.text)
@@ -260,21 +246,12 @@ class CocoaLM(TemplateLM):
         return [results[number] for number in range(len(requests))]
 
     def span_score(self, requests: Sequence[Any]) -> list[float]:
-        """The method's score of each continuation, taken as one span after its context.
-
-        The score is log p * (1 + alpha * MLDS) for CoCoA-SIG, and log p for greedy, where log p is by default the sum
-        over the tokens (``span_log_prob``).
-        """
+        """The method's score of each continuation, taken as one span after its context."""
         with tqdm(total=len(requests), desc="Running span_score requests") as bar:
             return [span.score for span in self.spans(requests, bar.update)]
 
     def spans(self, requests: Sequence[Any], advance: Callable[[int], object]) -> list[Span]:
-        """The spans of :meth:`span_score`.
-
-        Args:
-            requests: those of ``span_score``.
-            advance: called with the number of spans since the last call.
-        """
+        """The spans of :meth:`span_score`. ``advance`` is called with the number of spans since the last call."""
         results: dict[int, Span] = {}
         for context, numbers in _grouped(request.args[0] for request in requests).items():
             before = self.tok_encode(context)
@@ -320,33 +297,16 @@ class CocoaLM(TemplateLM):
         if not_known := sorted(settings.keys() - CocoaConfig.model_fields.keys()):
             names = sorted({*CocoaConfig.model_fields, "until", "max_gen_toks", *_IGNORED_SAMPLING})
             raise ConfigError(f"gen_kwargs: {unknown(not_known, names, what='option')}")
-        stop = [text for text in ([until] if isinstance(until, str) else until) if text]
-        return self.config.replace(
-            **_as_settings(settings), max_new_tokens=length, stop=tuple(dict.fromkeys((*stop, *self.config.stop)))
-        )
+        stop = filter(None, [until] if isinstance(until, str) else until)
+        settings |= {"max_new_tokens": length, "stop": tuple(dict.fromkeys((*stop, *self.config.stop)))}
+        return self.config.replace(**_as_settings(settings))
 
 
 def _grouped(keys: Iterable[KeyT]) -> dict[KeyT, list[int]]:
-    """The numbers of the items with each key."""
     groups: dict[KeyT, list[int]] = {}
     for number, key in enumerate(keys):
         groups.setdefault(key, []).append(number)
     return groups
-
-
-def _device_map(device: str) -> str | None:
-    """The device map for a device. The harness's command line passes ``cuda:0`` by default, even without a GPU."""
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        logger.warning("there is no %s: the model runs on the CPU", device)
-        return None
-    return None if device == "cpu" else device
-
-
-def _refuse_unknown(rest: Mapping[str, Any]) -> None:
-    if not_known := sorted(rest.keys() - set(_MODEL_KWARGS)):
-        own = ("pretrained", "tokenizer", "device", "threads", "batch_size", "max_length", "max_gen_toks")
-        names = sorted({*own, *_LOADING, *_MODEL_KWARGS, *CocoaConfig.model_fields, *Runtime.model_fields})
-        raise ConfigError(f"model_args: {unknown(not_known, names, what='option')}")
 
 
 def _as_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

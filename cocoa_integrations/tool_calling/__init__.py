@@ -1,10 +1,8 @@
 """Tool calls and structured output, independent of frameworks: the request, the prompt, and the parsed answer."""
 
-from cocoa_integrations.tool_calling.argument_risk import ROOT, fields_of_report, parts_of_report, tool_call_risks
-from cocoa_integrations.tool_calling.json_values import object_of
-from cocoa_integrations.tool_calling.plan import Plan
-from cocoa_integrations.tool_calling.prompt import invalid_call_text
-from cocoa_integrations.tool_calling.reading import Call, CallDelta, Reading, new_id
+from cocoa_integrations.tool_calling.formats import invalid_call_text
+from cocoa_integrations.tool_calling.plan import ROOT, Plan, fields_of_report, parts_of_report
+from cocoa_integrations.tool_calling.reading import Call, CallDelta, Reading, new_id, object_of
 from cocoa_integrations.tool_calling.request import ToolRequest
 
 __all__ = [
@@ -19,5 +17,4 @@ __all__ = [
     "new_id",
     "object_of",
     "parts_of_report",
-    "tool_call_risks",
 ]

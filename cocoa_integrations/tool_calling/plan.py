@@ -1,4 +1,4 @@
-"""How a request with tools or a schema becomes a prompt and a grammar, and how the answer is parsed."""
+"""How a request with tools or a schema becomes a prompt and a grammar, and how the answer is parsed and measured."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Any
 
 from cocoa_engine import CocoaEngine, Generation, GrammarProcessor, json_rule
 from cocoa_engine.confined import one_budget
-from cocoa_engine.errors import ChatTemplateError, IncompleteAnswerError
+from cocoa_engine.errors import IncompleteAnswerError
+from cocoa_engine.report import CallReport, RiskReport, ValueReport, finite, severity
 from cocoa_integrations._shared.chat_template import (
     ChatTemplateOptions,
     ends_inside_reasoning,
     template_kwargs,
     with_reasoning,
 )
+from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.reasoning import ReasoningSplitter, Split, split_generation
-from cocoa_integrations.tool_calling import prompt as prompt_text
+from cocoa_integrations.tool_calling import formats
 from cocoa_integrations.tool_calling.formats import HERMES, CallFormat, after_reasoning, template_format
-from cocoa_integrations.tool_calling.reading import Call, Reading, read
+from cocoa_integrations.tool_calling.reading import Call, Reading, field_offsets, member_path, read
 from cocoa_integrations.tool_calling.request import ToolRequest
 from cocoa_integrations.tool_calling.schemas import enforceable, enforceable_each, mismatch
+
+ROOT = ("$.", "$[")
+"""A key of ``arguments`` that begins so is the path of a value inside an argument; others are names of arguments."""
 
 
 class Plan:
     """The prompt, the grammar and the parser for a request, which may be empty, with one engine.
 
-    If the chat template supports tools and writes calls in a known format, it describes the tools to the model.
-    Otherwise the system message does (:mod:`~cocoa_integrations.tool_calling.prompt`). With ``calls_must_fit``, a call
-    that does not fit the schema of its tool is an error. Otherwise it is listed as invalid.
-
-    Attributes:
-        inside_reasoning: whether the prompt ends inside the reasoning of the model, as those for DeepSeek-R1 do. Set by
-            :meth:`prompt`.
+    With ``calls_must_fit``, a call that does not fit the schema of its tool is an error. Otherwise it is invalid.
+    :meth:`prompt` sets ``inside_reasoning``: whether the prompt ends inside the reasoning, as those for DeepSeek-R1 do.
     """
 
     def __init__(
@@ -50,17 +50,15 @@ class Plan:
         self.inside_reasoning = False
         self._options = ChatTemplateOptions() if options is None else options
         self._calls_must_fit = calls_must_fit
-        self._parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in request.tools}
-        self._refused = self._parameters.keys() - {function["name"] for function in request.callable_tools}
+
+    @cached_property
+    def _native(self) -> CallFormat | None:
+        return template_format(self.engine)
 
     @property
     def style(self) -> CallFormat:
         """The format in which calls are written."""
         return self._native or HERMES
-
-    @cached_property
-    def _native(self) -> CallFormat | None:
-        return template_format(self.engine)
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The messages for the ``chat`` method of the engine, and the arguments of the chat template.
@@ -69,28 +67,23 @@ class Plan:
         format, the arguments a dict) and ``reasoning_content``; those of a tool have ``name`` and ``tool_call_id``.
         """
         kwargs = template_kwargs(self._options, messages, self.engine)
-        chat, tools = self._with_tools(with_reasoning(messages, self.engine))
-        kwargs |= tools
+        chat, request = with_reasoning(messages, self.engine), self.request
+        if request or any(message["role"] == "tool" or message.get("tool_calls") for message in chat):
+            native, texts = self._native is not None, []
+            if not native:
+                chat = formats.as_plain_text(chat)
+            elif not (self.style.tagged or self.style.listed):
+                chat = formats.one_call_each(chat)
+            if request.tools and native:
+                kwargs["tools"] = [dict(tool) for tool in request.tools]
+            elif request.tools:
+                texts.append(formats.tools_text(request.tools))
+            if request.schema is not None and request.described:
+                texts.append(formats.SCHEMA.format(schema=json.dumps(request.schema, ensure_ascii=False)))
+            if texts and chat:
+                chat = formats.with_instructions(chat, "\n\n".join(texts), self.engine)
         self.inside_reasoning = ends_inside_reasoning(self.engine, chat, kwargs)
         return chat, kwargs
-
-    def _with_tools(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """The messages and the arguments of the chat template that describe the tools and the schema."""
-        has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
-        if not (self.request or has_calls):
-            return messages, {}
-        native = self._native is not None
-        chat = list(messages) if native else prompt_text.as_plain_text(messages)
-        if native and not (self.style.tagged or self.style.listed):
-            chat = prompt_text.one_call_each(messages)
-        texts = []
-        if self.request.tools and not native:
-            texts.append(prompt_text.tools_text(self.request.tools))
-        if self.request.schema is not None and self.request.described:
-            texts.append(prompt_text.SCHEMA.format(schema=json.dumps(self.request.schema, ensure_ascii=False)))
-        if texts and chat:
-            chat = prompt_text.with_instructions(chat, "\n\n".join(texts), has_system_role=self._has_system_role())
-        return chat, {"tools": [dict(tool) for tool in self.request.tools]} if native and self.request.tools else {}
 
     def splitter(self) -> ReasoningSplitter:
         """The object that separates the reasoning of an answer that arrives span by span. Call :meth:`prompt` first."""
@@ -106,12 +99,8 @@ class Plan:
     ) -> list[GrammarProcessor]:
         """The logits processor that constrains the answer to the prompt of ``chat``; empty if any text is allowed.
 
-        If the prompt ends inside the reasoning, the reasoning is free, and the answer after it is constrained.
-
-        Raises:
-            PromptError: the prompt (if it is given) does not fit the context window. Nothing is compiled then.
-            ConfigError: a part of a schema can neither be enforced nor validated, or the tokenizer is not fast.
-            MissingExtraError: llguidance is not installed.
+        If the prompt ends inside the reasoning, the reasoning is free, and the answer after it is constrained. A prompt
+        that does not fit the context window is a ``PromptError`` before anything is compiled.
         """
         request = self.request
         if not request.enforced:
@@ -119,62 +108,93 @@ class Plan:
         window = self.engine.context_window if chat else None
         if window is not None and len(json.dumps([chat, kwargs], default=str)) > window:  # a token has a character
             self.engine.require_room(self.engine.encode_chat(chat, **(kwargs or {})))
-        schema = None if request.schema is None else enforceable(request.schema)
-        if not request.tools:
-            return [self._constrained(f"start: {json_rule(schema or {})}")]
-        functions = request.callable_tools
-        parameters = enforceable_each([each["parameters"] for each in functions])
-        functions = tuple({**each, "parameters": made} for each, made in zip(functions, parameters, strict=True))
-        grammar = self.style.grammar(
-            functions,
-            self.engine.tokenizer,
-            several=request.several,
-            required=request.required,
-            other=None if schema is None else json_rule(schema),
-        )
-        return [self._constrained(grammar)]
-
-    def _constrained(self, grammar: str) -> GrammarProcessor:
+        other = None if request.schema is None else json_rule(enforceable(request.schema))
+        grammar = f"start: {other}"
+        if request.tools:
+            schemas = enforceable_each([function["parameters"] for function in request.callable_tools])
+            grammar = self.style.grammar(request, schemas, self.engine.tokenizer, other)
         if self.inside_reasoning:
             grammar = after_reasoning(grammar, self.engine.tokenizer)
-        return self.engine.constrain(grammar=grammar)
+        return [self.engine.constrain(grammar=grammar)]
 
     @one_budget()
     def read(self, text: str, *, done: bool = True, start: int = 0) -> Reading:
         """The text and the calls of an answer, which may be partial; see :func:`~.reading.read`.
 
-        A call whose schema was to be enforced, and does not fit it, is invalid.
-
-        Raises:
-            IncompleteAnswerError: the JSON of a complete answer does not fit its schema, or a call does not and must.
+        A call that does not fit the schema that was to be enforced is invalid, or an ``IncompleteAnswerError`` where it
+        must fit. So is the JSON of a complete answer.
         """
-        if not self.request.tools:
-            reading = Reading(text[start:], [])
-        else:
-            several = self.request.parallel is not False
-            names, refused = self._parameters.keys(), self._refused
-            reading = read(text, self.style, names, refused, several=several, done=done, start=start)
-        if not (done and self.request.enforced):
+        request, reading = self.request, Reading(text[start:], [])
+        if request.tools:
+            parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in request.tools}
+            refused = parameters.keys() - {function["name"] for function in request.callable_tools}
+            several = request.parallel is not False
+            reading = read(text, self.style, parameters, refused, several=several, done=done, start=start)
+        if not (done and request.enforced):
             return reading
-        schema = self.request.schema
-        if schema is not None and self.request.checked and not reading.calls:
-            error = mismatch(reading.content, schema)
+        if request.schema is not None and request.checked and not reading.calls:
+            error = mismatch(reading.content, request.schema)
             if error is not None:
                 raise IncompleteAnswerError(f"the answer does not fit its schema: {error}")
-        return Reading(reading.content, [self._checked(call) for call in reading.calls])
+        for number, call in enumerate(reading.calls):
+            if call.error is None and call.name in parameters:
+                error = mismatch(call.written, parameters[call.name])
+                if error is not None and self._calls_must_fit:
+                    raise IncompleteAnswerError(f"the call of {call.name} does not fit the schema of the tool: {error}")
+                error = error and f"it does not fit the schema of the tool: {error}"
+                reading.calls[number] = replace(call, error=error)
+        return reading
 
-    def _checked(self, call: Call) -> Call:
-        """The call, with an error if it does not fit the schema of its tool."""
-        if call.error is not None or call.name not in self._parameters:
-            return call
-        error = mismatch(call.written, self._parameters[call.name])
-        if error is not None and self._calls_must_fit:
-            raise IncompleteAnswerError(f"the call of {call.name} does not fit the schema of the tool: {error}")
-        return replace(call, error=error and f"it does not fit the schema of the tool: {error}")
 
-    def _has_system_role(self) -> bool:
-        try:
-            self.engine.render_chat([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
-        except ChatTemplateError:
-            return False
-        return True
+def parts_of_report(generation: Generation, plan: Plan, split: Split, calls: Sequence[Call]) -> dict[str, Any]:
+    """What the parsed answer adds to its report: ``tool_calls`` if it has calls, ``fields`` if JSON was asked for.
+
+    An argument is listed by its name, every value in it by its path. For a value, ``risk`` is the highest risk of the
+    spans that overlap it, ``con_mlds`` and ``f_mlds`` are means over these spans, and ``log_prob`` is the sum over the
+    tokens of the value. Tokens that the grammar forces have log-probability 0. Offsets are those in the generated text.
+    """
+    if not calls and plan.request.schema is None:
+        return {}
+    text, tokens, position = generation.text, list[tuple[int, int, float]](), 0
+    for entry in TokenLogprobs(plan.engine).of_answer(generation.spans):
+        tokens.append((position, position + len(entry["token"]), entry["logprob"]))
+        position = tokens[-1][1]
+
+    def measured(start: int, end: int) -> ValueReport:
+        spans = [(n, span) for n, span in enumerate(generation.spans) if span.start < end and span.end > start]
+        risks = [severity(span.risk) for _, span in spans if span.risk is not None]
+        count = max(1, len(spans))
+        return ValueReport(
+            risk=finite(max(risks, default=0.0)),
+            con_mlds=finite(sum(span.con_mlds for _, span in spans) / count),
+            f_mlds=finite(sum(span.f_mlds for _, span in spans) / count),
+            log_prob=finite(sum(log_prob for first, last, log_prob in tokens if first < end and last > start)),
+            start=start,
+            end=end,
+            spans=[number for number, _ in spans],
+        )
+
+    if not calls:
+        return {"fields": {path: measured(*at) for path, at in field_offsets(text, split.answer_start).items()}}
+    reports = []
+    for call in calls:
+        offsets = dict(call.values)
+        for name, (start, _) in call.values.items():
+            # arguments that were written as a string of JSON have no offsets of their own
+            if isinstance((call.arguments or {}).get(name), (dict, list)) and text.startswith(("{", "["), start):
+                offsets |= field_offsets(text, start, member_path("$", name))
+        arguments = {name: measured(*at) for name, at in offsets.items()}
+        risk = measured(*call.offsets).risk
+        reports.append(CallReport(name=call.name, id=call.id, risk=risk, arguments=arguments, error=call.error))
+    return {"tool_calls": reports}
+
+
+def fields_of_report(report: RiskReport) -> dict[str, ValueReport]:
+    """The risk of every field of a structured answer, by path: of a JSON answer, or of its first tool call."""
+    if "fields" in report.model_fields_set:
+        return report.fields
+    for call in report.tool_calls:
+        # in the order of the text, an object before the values in it
+        arguments = sorted(call.arguments.items(), key=lambda each: (each[1].start, -each[1].end))
+        return {name if name.startswith(ROOT) else member_path("$", name): value for name, value in arguments}
+    return {}

@@ -1,18 +1,24 @@
-"""Parsing of the tool calls in a complete or a partial answer."""
+"""Parsing of JSON, and of the tool calls, in a complete or a partial answer."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+import math
+import re
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from cocoa_engine.safe_text import short_repr
 from cocoa_integrations._shared.reasoning import without_partial
-from cocoa_integrations.tool_calling import json_values
 from cocoa_integrations.tool_calling.formats import CallFormat
-from cocoa_integrations.tool_calling.json_values import can_be_sent, members_at, strict_json
+
+MAX_DEPTH = 64  # deeper values have no path of their own
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def new_id() -> str:
@@ -22,46 +28,27 @@ def new_id() -> str:
 
 @dataclass(frozen=True)
 class Call:
-    """One call, which may be partial.
+    """One call, which may be partial. It has ``id`` and ``text``, all of it, once the answer is complete."""
 
-    Attributes:
-        name: the name; ``None`` before the key of the arguments.
-        written: the JSON of the arguments so far; all of a call that has no name.
-        arguments: the arguments; ``None`` until they are complete.
-        offsets: start and end of the call in the text of the answer.
-        values: start and end of the value of each argument; those of a string exclude its quotes.
-        error: why the call is invalid. For a partial answer, only set if the request does not allow the call.
-        id: the id, once the answer is complete.
-        text: all of the call as it was generated, once the answer is complete.
-    """
-
-    name: str | None = None
-    written: str = ""
-    arguments: dict[str, Any] | None = None
-    offsets: tuple[int, int] = (0, 0)
-    values: dict[str, tuple[int, int]] = field(default_factory=dict)
-    error: str | None = None
+    name: str | None = None  # None before the key of the arguments
+    written: str = ""  # the JSON of the arguments so far; all of a call that has no name
+    arguments: dict[str, Any] | None = None  # None until they are complete
+    offsets: tuple[int, int] = (0, 0)  # in the text of the answer
+    values: dict[str, tuple[int, int]] = field(default_factory=dict)  # of each argument; without the quotes of strings
+    error: str | None = None  # why it is invalid; in a partial answer, why the request does not allow it
     id: str = ""
     text: str = ""
 
 
 @dataclass(frozen=True)
 class CallDelta:
-    """The new part of a call.
-
-    Attributes:
-        number: the index of the call in the answer.
-        id: the id, in the first part of a call.
-        name: the name, in the first part of a call.
-        written: the new text of the arguments.
-        error: the error, in the last part of an invalid call.
-    """
+    """The new part of the call with a number in the answer. The first part has ``id`` and ``name``."""
 
     number: int
     id: str | None
     name: str | None
     written: str
-    error: str | None = None
+    error: str | None = None  # in the last part of an invalid call
 
 
 @dataclass(frozen=True)
@@ -74,12 +61,8 @@ class Reading:
 
 _ARGUMENTS = ("arguments", "parameters")
 
-_IGNORED = ("id", "type")
-"""Members of a call that say nothing: it gets an id of ours, and every call is one of a function."""
-
-_BETWEEN = " \t\r\n,;[]"
-"""What may be between two calls besides text: whitespace, separators and the brackets of a list."""
-
+_IGNORED = ("id", "type")  # it gets an id of ours, and every call is one of a function
+_BETWEEN = " \t\r\n,;[]"  # besides text between two calls
 _CUT_OFF = "the answer ends before the call is complete: max_tokens, max_risk or a stop text cut it off"
 _NOT_JSON = "it is not valid JSON"
 
@@ -94,116 +77,83 @@ def read(
     done: bool = True,
     start: int = 0,
 ) -> Reading:
-    """Parse an answer. All of it is in a call, in an invalid call or in the text, but for tags and separators of calls.
+    """Parse the answer that begins at an offset of a generated text, after the reasoning.
 
-    Text at the end of a partial answer that may be the beginning of a call is left out, so that the result only grows.
-    Whitespace between and around calls is left out.
-
-    Args:
-        text: the generated text, complete or partial.
-        style: the format of the calls.
-        names: the names of the tools, which distinguish a call from other JSON where no tag does.
-        refused: the names of tools whose calls are invalid.
-        several: whether more than one call is allowed. Otherwise further calls are invalid.
-        done: whether the answer is complete.
-        start: the offset at which the answer begins, after the reasoning of the model.
+    All of it is in a call, in an invalid call or in the text, but for tags, separators and white space around calls. If
+    it is not ``done``, text that may be the beginning of a call is left out, so that the result only grows. ``names``
+    of tools distinguish a call from other JSON where no tag does. Calls of ``refused`` tools are invalid.
     """
-    part = _untagged(text, start, style, names, done)
-    calls, pieces, at = part.calls, part.pieces, part.end
+    calls: list[Call] = []
+    pieces: list[str] = []
+
+    def part(begin: int, names: Collection[str] | None = None) -> int:
+        """Add the calls and the text up to the next tag, and return the end of the part.
+
+        Without a tag ``names`` are those of the tools; JSON without such a name is then text.
+        """
+        new: list[Call] = []
+        between: list[str] = []
+        at = scanned = begin
+        while True:
+            tags = [found for tag in (style.opening, style.closing) if tag and (found := text.find(tag, scanned)) >= 0]
+            stop = min(tags, default=len(text))
+            brace = text.find("{", scanned, stop)
+            if names is not None and not new and text[scanned : stop if brace < 0 else brace].strip(_BETWEEN):
+                return begin
+            if brace < 0:
+                break
+            name, call, end = _call(text, brace, style, done)
+            scanned = len(text) if end is None else end
+            is_call = names is None or name in names
+            if is_call or (end is None and name is None):
+                between.append(text[at:brace])
+                new += [call] if is_call else []
+                at = scanned
+            elif not new:
+                return begin
+        is_open = not done and stop == len(text)
+        after = stop + len(style.closing) if text.startswith(style.closing, stop) else stop
+        if names is not None and not new:
+            return stop if is_open else begin
+        if names is None and not any(call.name for call in new):
+            if not is_open:  # all between two tags is one invalid call, because it has none with a name
+                written = text[begin:stop].strip()
+                first = text.index(written, begin)
+                error = next((call.error for call in new), _CUT_OFF if stop == len(text) else _NOT_JSON)
+                calls.append(Call(written=written, offsets=(first, first + len(written)), error=error))
+            return after
+        rest = text[at:stop]
+        if is_open:
+            rest = min((without_partial(rest, tag) for tag in (style.opening, style.closing)), key=len)
+        calls.extend(new)
+        pieces.extend(piece for piece in (*between, rest) if piece.strip(_BETWEEN))
+        return after
+
+    at, first = start, skip_space(text, start)
+    tag = text[first : first + len(style.opening)]
+    # decoding may have removed the first tag as a special token
+    if not style.tagged and text.startswith(("{", "["), first) and not (tag and style.opening.startswith(tag)):
+        at = part(start, names)
     while style.opening and (opening := text.find(style.opening, at)) >= 0:
         pieces.append(text[at:opening])
-        part = _part(text, opening + len(style.opening), style, done)
-        calls, pieces, at = calls + part.calls, pieces + part.pieces, part.end
+        at = part(opening + len(style.opening))
     if not calls and done:
         return Reading(text[start:], [])
     pieces.append(text[at:] if done else without_partial(text[at:], style.opening))
-    checked = []
     for number, call in enumerate(calls):
         error = call.error if done else None
         if call.name in refused:
             error = f"the request does not allow a call of {call.name}"
         elif number and not several:
             error = "only one call was allowed"
-        checked.append(replace(call, error=error))
-    return Reading("".join(piece for piece in pieces if piece.strip()), checked)
-
-
-class _Part(NamedTuple):
-    """The calls in a part of an answer, the pieces of text between them, and the end of the part."""
-
-    calls: list[Call]
-    pieces: list[str]
-    end: int
-
-
-def _untagged(text: str, start: int, style: CallFormat, names: Collection[str], done: bool) -> _Part:
-    """The calls at the beginning of an answer without a tag, which decoding may have removed as a special token."""
-    at = json_values.skip_space(text, start)
-    tag = text[at : at + len(style.opening)]
-    if style.tagged or not text.startswith(("{", "["), at) or (tag and style.opening.startswith(tag)):
-        return _Part([], [], start)
-    return _part(text, start, style, done, names)
-
-
-def _part(text: str, begin: int, style: CallFormat, done: bool, names: Collection[str] | None = None) -> _Part:
-    """The calls after an opening tag, or without one, up to the next tag.
-
-    Args:
-        names: the names of the tools if there is no tag. JSON without such a name is then text, and no part begins if
-            the first is.
-    """
-    calls: list[Call] = []
-    pieces: list[str] = []
-    at = scanned = begin
-    while True:
-        tags = [found for tag in (style.opening, style.closing) if tag and (found := text.find(tag, scanned)) >= 0]
-        stop = min(tags, default=len(text))
-        brace = text.find("{", scanned, stop)
-        if names is not None and not calls and text[scanned : stop if brace < 0 else brace].strip(_BETWEEN):
-            return _Part([], [], begin)
-        if brace < 0:
-            break
-        name, call, end = _call(text, brace, style, done)
-        if names is None or name in names:
-            pieces.append(text[at:brace])
-            calls.append(call)
-            at = len(text) if end is None else end
-        elif end is None and name is None:
-            pieces.append(text[at:brace])
-            at = len(text)
-        elif not calls:
-            return _Part([], [], begin)
-        scanned = len(text) if end is None else end
-    open_ended = not done and stop == len(text)
-    if names is not None and not calls:
-        return _Part([], [], stop if open_ended else begin)
-    if names is None and not any(call.name for call in calls):
-        unreadable = [] if open_ended else [_unreadable(text, begin, stop, calls)]
-        return _Part(unreadable, [], _after(text, stop, style))
-    rest = text[at:stop]
-    if open_ended:
-        rest = min((without_partial(rest, tag) for tag in (style.opening, style.closing)), key=len)
-    return _Part(calls, [piece for piece in (*pieces, rest) if piece.strip(_BETWEEN)], _after(text, stop, style))
-
-
-def _after(text: str, stop: int, style: CallFormat) -> int:
-    """The offset after a closing tag, if there is one at the offset."""
-    return stop + len(style.closing) if text.startswith(style.closing, stop) else stop
-
-
-def _unreadable(text: str, begin: int, stop: int, calls: Sequence[Call]) -> Call:
-    """All that is between two tags as one invalid call, because it has no call with a name."""
-    written = text[begin:stop].strip()
-    begin = text.index(written, begin)
-    error = next((call.error for call in calls), _CUT_OFF if stop == len(text) else _NOT_JSON)
-    return Call(written=written, offsets=(begin, begin + len(written)), error=error)
+        calls[number] = replace(call, error=error)
+    return Reading("".join(piece for piece in pieces if piece.strip()), calls)
 
 
 def _call(text: str, at: int, style: CallFormat, done: bool) -> tuple[str | None, Call, int | None]:
     """The call that begins with a brace: its name if it is complete, the call, and the offset where it ends.
 
-    A call has a name once the key of its arguments is complete. All of a call without a name is ``written``. The end is
-    ``None`` as long as it is not known: a tag may be part of a string that has not ended.
+    The end is ``None`` as long as it is not known: a tag may be part of a string that has not ended.
     """
     members = members_at(text, at)
     name: str | None = None
@@ -255,13 +205,143 @@ def _arguments(text: str, value: Any, start: int, end: int) -> tuple[Any, str, d
     """The arguments of a complete call, ``None`` if they are not an object; their JSON; and the place of each value."""
     if isinstance(value, dict):
         members = members_at(text, start).entries
-        places = {key: json_values.without_quotes(inner, first, last) for key, inner, first, last in members}
+        places = {key: without_quotes(inner, first, last) for key, inner, first, last in members}
         return value, strict_json(text[start:end]), places
     if isinstance(value, str):  # some models write the arguments as JSON in a string
         try:
-            value = json_values.DECODER.decode(value) if value.strip() else None
+            value = DECODER.decode(value) if value.strip() else None
         except (ValueError, RecursionError):
             return None, text[start:end], {}
         if isinstance(value, dict):
             return value, json.dumps(value, ensure_ascii=False), dict.fromkeys(value, (start, end))
     return ({}, "{}", {}) if value is None else (None, text[start:end], {})
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is not a JSON number")
+    return value
+
+
+# not strict, because models write line breaks into strings; raises ValueError or RecursionError
+DECODER = json.JSONDecoder(strict=False, parse_float=_finite, parse_constant=_finite)
+
+
+@dataclass
+class Members:
+    """The members of a JSON object, or the elements of a list by their index. Both may be incomplete."""
+
+    entries: list[tuple[Any, Any, int, int]] = field(default_factory=list)
+    at: int = 0  # the offset up to which the text was parsed
+    end: int | None = None  # of the object or list, if it is complete
+    open_key: str | int | None = None  # of the incomplete value
+    open_at: int = 0  # its start
+
+
+def members_at(text: str, at: int) -> Members:
+    """Parse the object or list at an offset as far as possible."""
+    members = Members()
+    listed = text.startswith("[", at)
+    closing = "]" if listed else "}"
+    members.at = skip_space(text, at + 1)
+    try:
+        while not text.startswith(closing, members.at):
+            key: Any = len(members.entries)
+            if not listed:
+                if not text.startswith('"', members.at):
+                    return members
+                key, end = DECODER.raw_decode(text, members.at)
+                end = skip_space(text, end)
+                if not text.startswith(":", end):
+                    return members
+                members.at = skip_space(text, end + 1)
+            members.open_key, members.open_at = key, members.at
+            value, end = DECODER.raw_decode(text, members.at)
+            after = skip_space(text, end)
+            if after == len(text) and not isinstance(value, (str, dict, list)):  # a number may have more digits
+                return members
+            members.entries.append((key, value, members.open_at, end))
+            members.open_key, members.at = None, after
+            if text.startswith(",", after):
+                members.at = skip_space(text, after + 1)
+            elif not text.startswith(closing, after):
+                return members
+    except (ValueError, RecursionError):
+        return members
+    members.at += 1
+    members.end = members.at
+    return members
+
+
+def field_offsets(text: str, at: int = 0, path: str = "$", depth: int = 0) -> dict[str, tuple[int, int]]:
+    """Start and end of every value inside the object or list at an offset, by its JSON path, below ``path``.
+
+    The offsets of a string exclude its quotes, unless it is empty. A value that was cut off has no entry, but the
+    complete values in it do. A text that is another single value has the entry of this value.
+    """
+    at = skip_space(text, at)
+    if not text.startswith(("{", "["), at):
+        try:
+            value, end = DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return {}
+        return {path: without_quotes(value, at, end)}
+    if depth == MAX_DEPTH:
+        return {}
+    members, offsets = members_at(text, at), dict[str, tuple[int, int]]()
+    for key, value, start, end in members.entries:
+        offsets[member_path(path, key)] = without_quotes(value, start, end)
+        if isinstance(value, (dict, list)):
+            offsets |= field_offsets(text, start, member_path(path, key), depth + 1)
+    if members.open_key is not None and text.startswith(("{", "["), members.open_at):
+        offsets |= field_offsets(text, members.open_at, member_path(path, members.open_key), depth + 1)
+    return offsets
+
+
+def member_path(path: str, key: str | int) -> str:
+    """The path of a member: ``$.name``, ``$[0]``, or ``$['other key']``."""
+    if isinstance(key, int):
+        return f"{path}[{key}]"
+    if _NAME.fullmatch(key):
+        return f"{path}.{key}"
+    escaped = json.dumps(key, ensure_ascii=False)[1:-1].replace('\\"', '"').replace("'", "\\'")
+    return f"{path}['{escaped}']"
+
+
+def without_quotes(value: Any, start: int, end: int) -> tuple[int, int]:
+    """The offsets of a value without the quotes of a string. An empty string keeps them."""
+    quotes = int(isinstance(value, str) and value != "")
+    return start + quotes, end - quotes
+
+
+def strict_json(text: str) -> str:
+    """JSON, which may be cut off, with the line breaks in its strings escaped, which other parsers refuse."""
+    if not _CONTROL.search(text):
+        return text
+    return _STRING.sub(lambda string: _CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], string[0]), text)
+
+
+def object_of(text: str) -> dict[str, Any] | None:
+    """The JSON object that a text is; ``None`` if it is none, or one that cannot be sent."""
+    try:
+        value = DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and can_be_sent(value) else None
+
+
+def can_be_sent(value: Any) -> bool:
+    """Whether a value can be written as JSON in UTF-8: it has no lone surrogate, and is not nested too deeply."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def skip_space(text: str, at: int) -> int:
+    """The offset of the next character that is not JSON's whitespace."""
+    while at < len(text) and text[at] in " \t\n\r":
+        at += 1
+    return at

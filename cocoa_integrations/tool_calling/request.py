@@ -15,27 +15,16 @@ from cocoa_integrations.tool_calling.schema_forms import standard
 
 @dataclass(frozen=True)
 class ToolRequest:
-    """The tools and the structured output that one call asks for. Create it with :meth:`of`.
+    """The tools and the structured output that one call asks for. Create it with :meth:`of`."""
 
-    Attributes:
-        tools: OpenAI's ``{"type": "function", "function": {"name", "description", "parameters"}}``, in order.
-        required: whether a tool must be called.
-        allowed: the names of the tools that can be called; ``None``: all.
-        strict: whether calls that the model decides to make are also constrained to the schema of their tool.
-        parallel: whether an answer may contain several calls. ``None``: only if no call is required.
-        schema: the JSON schema of an answer in text.
-        described: whether the schema is part of the prompt.
-        checked: whether an answer that does not fit the schema is an error. The caller validates it otherwise.
-    """
-
-    tools: tuple[dict[str, Any], ...] = ()
-    required: bool = False
-    allowed: tuple[str, ...] | None = None
-    strict: bool = False
-    parallel: bool | None = None
-    schema: dict[str, Any] | None = None
-    described: bool = True
-    checked: bool = True
+    tools: tuple[dict[str, Any], ...] = ()  # {"type": "function", "function": {"name", "description", "parameters"}}
+    required: bool = False  # whether a tool must be called
+    allowed: tuple[str, ...] | None = None  # the names of the tools that can be called; None: all
+    strict: bool = False  # whether calls that the model decides to make are also held to the schema of their tool
+    parallel: bool | None = None  # whether an answer may have several calls; None: only if no call is required
+    schema: dict[str, Any] | None = None  # of an answer in text
+    described: bool = True  # whether the schema is part of the prompt
+    checked: bool = True  # whether an answer that does not fit the schema is an error; else the caller validates it
 
     @classmethod
     def of(
@@ -47,17 +36,11 @@ class ToolRequest:
         parallel_tool_calls: bool | None = None,
         response_format: Mapping[str, Any] | None = None,
     ) -> ToolRequest:
-        """Create a request from the options of a call, which have OpenAI's meanings.
+        """Create a request from the options of a call, which have OpenAI's meanings and forms.
 
-        Args:
-            tools: tools in OpenAI's format.
-            tool_choice: ``"auto"`` (the default), ``"none"``, ``"any"``, ``"required"`` or ``True``, the name of a
-                tool, or a dict that names one, or ``{"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}``.
-            strict: whether calls are constrained to the schema of their tool. Required calls always are.
-            parallel_tool_calls: whether an answer may contain several calls.
-            response_format: ``{"type": "json_schema", "json_schema": {"schema": ...}}``; ``{"type": "json_object"}``
-                for any object, with an optional ``"schema"`` that is not part of the prompt; or ``{"type": "text"}``.
-                With ``"strict": False`` next to the schema, the caller validates what no grammar enforces.
+        ``tool_choice`` may also be ``"any"``, ``True``, or the name of a tool. A ``{"type": "json_object"}`` may have a
+        ``"schema"``, which is not part of the prompt. With ``"strict": False`` next to the schema, the caller validates
+        what no grammar enforces.
 
         Raises:
             ConfigError: a tool has another format, two have the same name, the chosen tool is not given, or the choice
@@ -68,20 +51,10 @@ class ToolRequest:
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ConfigError(f"tools: two tools have the name {short_repr(twice)}; give each its own")
         mode, allowed = _choice(tool_choice, names)
-        required = mode == "required"
-        if required and not names:
+        if mode == "required" and not names:
             raise ConfigError(f"tool_choice={short_repr(tool_choice)} requires tools, but none are given")
-        schema, described, answer_checked = _schema(response_format)
-        return cls(
-            tools=() if mode == "none" else checked,
-            required=required,
-            allowed=allowed,
-            strict=bool(strict),
-            parallel=parallel_tool_calls,
-            schema=schema,
-            described=described,
-            checked=answer_checked,
-        )
+        choice = (() if mode == "none" else checked, mode == "required", allowed)
+        return cls(*choice, bool(strict), parallel_tool_calls, *_schema(response_format))
 
     def __bool__(self) -> bool:
         """Whether the request is not empty."""
@@ -110,9 +83,7 @@ class ToolRequest:
         if self.allowed is None:
             return mode
         tools = [{"type": "function", "function": {"name": name}} for name in self.allowed]
-        if self.name is not None:
-            return tools[0]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+        return tools[0] if self.name else {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -129,11 +100,6 @@ class ToolRequest:
             described = {"type": "json_schema", "json_schema": {"name": "answer", **schema}}
             parameters["response_format"] = described if self.described else {"type": "json_object", **schema}
         return parameters
-
-    @property
-    def several(self) -> bool:
-        """Whether an answer may contain several calls."""
-        return not self.required if self.parallel is None else self.parallel
 
 
 def _tool(number: int, tool: Any) -> dict[str, Any]:
@@ -179,12 +145,10 @@ def _choice(given: Any, names: Sequence[str]) -> tuple[str, tuple[str, ...] | No
     choice = given.get("type") if isinstance(given, Mapping) else given
     if choice in names:
         return "required", (str(choice),)
-    if choice is None or choice is False or choice == "auto":
-        return "auto", None
+    if choice is None or choice is False or choice in ("auto", "none"):
+        return choice or "auto", None
     if choice is True or choice in ("any", "required"):
         return "required", None
-    if choice == "none":
-        return "none", None
     raise ConfigError(
         f"tool_choice: {unknown([str(choice)], [*names, 'auto', 'any', 'required', 'none'], what='tool')}"
     )

@@ -18,25 +18,15 @@ from cocoa_engine.safe_text import short_repr, shortened
 _SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
 _DATA = frozenset({"enum", "const", "default", "examples"})
 _DEFINITIONS = ("$defs", "definitions")
-_NOT_BESIDE_NULL = frozenset({"$ref", "allOf", "anyOf", "oneOf", "not", "if", "const"})
-"""Keywords that can forbid null although ``type`` allows it."""
-
+_NOT_BESIDE_NULL = frozenset({"$ref", "allOf", "anyOf", "oneOf", "not", "if", "const"})  # can forbid null
 _QUALIFIERS: tuple[Any, ...] = (Annotated, Required, NotRequired, ReadOnly)
-
 _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length")
-
-_TYPES = (None, "function", "custom", "json_schema")
-"""The types of dicts that describe a function. Others are tools of a provider."""
-
-_PLAIN = (type(...), str, int, float, list, dict)
-"""The types of LangChain's defaults and descriptions in annotations. Others are pydantic's."""
+_TYPES = (None, "function", "custom", "json_schema")  # of dicts that describe a function; others are a provider's
+_PLAIN = (type(...), str, int, float, list, dict)  # LangChain's defaults and descriptions; others are pydantic's
 
 
 def json_schema(form: Any) -> dict[str, Any]:
-    """The JSON schema of a pydantic class, a TypedDict, a dataclass, or another type that pydantic knows.
-
-    Its definitions are in the place of their references, unless they are recursive.
-    """
+    """The JSON schema of a type that pydantic knows, with definitions in the place of references."""
     try:
         adapter = TypeAdapter(_with_models(form))
         if adapter.core_schema["type"] == "call":
@@ -51,21 +41,14 @@ def json_schema(form: Any) -> dict[str, Any]:
 
 def reader_of(form: Any) -> Callable[[str], Any] | None:
     """What makes an object of a type from JSON; ``None`` if it stays plain, as for a TypedDict or a JSON schema."""
-    typed_dicts: list[Any] = []
-
-    def found(each: Any) -> Any:
-        typed_dicts.extend([each] if is_typeddict(each) else [])
-        return each
-
-    _replaced(form, found)
-    if isinstance(form, Mapping) or typed_dicts:
+    replaced: list[Any] = []
+    _replaced(form, lambda each: replaced.append(each) or each)  # type: ignore[func-returns-value]
+    if isinstance(form, Mapping) or any(map(is_typeddict, replaced)):
         return None
     return form.parse_raw if _is_of_pydantic_1(form) else TypeAdapter(form).validate_json
 
 
-class _WithoutFieldTitles(GenerateJsonSchema):
-    """pydantic's schemas, in which the title of a field would repeat its name, and infinite defaults are no JSON."""
-
+class _WithoutFieldTitles(GenerateJsonSchema):  # which repeat names, and infinite defaults are no JSON
     def default_schema(self, schema: Any) -> dict[str, Any]:
         made = super().default_schema(schema)
         try:
@@ -81,8 +64,7 @@ class _WithoutFieldTitles(GenerateJsonSchema):
 def _with_models(form: Any) -> Any:
     """The type with classes of pydantic 2 in the place of TypedDicts and of classes of pydantic 1.
 
-    pydantic itself takes TypedDicts of the standard library only from Python 3.12 on, and does not know LangChain's
-    ``Annotated[type, default, description]``, in which ``...`` is no default.
+    pydantic itself takes TypedDicts of the standard library only from Python 3.12 on, and no defaults of LangChain's.
     """
     names: dict[Any, str] = {}
     models: dict[str, Any] = {}
@@ -90,12 +72,12 @@ def _with_models(form: Any) -> Any:
     def reference(old: Any) -> ForwardRef:
         if old not in names:  # it may refer to itself
             name = names[old] = f"Model{len(names)}"
-            fields = _typed_dict_fields(old) if is_typeddict(old) else _pydantic_1_fields(old)
-            replaced = {
-                f"field_{number}": (_replaced(hint, reference), Field(**options))
-                for number, (hint, options) in enumerate(fields)
-            }
-            models[name] = create_model(old.__name__, __doc__=old.__doc__, **replaced)  # type: ignore[call-overload]
+            fields: dict[str, Any] = {}
+            for number, (hint, required, options) in enumerate(_fields_of(old)):
+                if not required and "default" not in options:
+                    options["default_factory"] = lambda: None  # so that the schema has no default
+                fields[f"field_{number}"] = _replaced(hint, reference), Field(**options)
+            models[name] = create_model(old.__name__, __doc__=old.__doc__, **fields)
         return ForwardRef(names[old])
 
     _replaced(form, reference)
@@ -120,40 +102,32 @@ def _replaced(form: Any, replace: Callable[[Any], Any]) -> Any:
     return Union[new] if origin in (Union, UnionType) else origin[new]  # noqa: UP007
 
 
-def _typed_dict_fields(typed_dict: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The type of each key, and the options of a pydantic field for it."""
-    for key, hint in get_type_hints(typed_dict, include_extras=True).items():
-        required, metadata = key in typed_dict.__required_keys__, list[Any]()
-        origin: Any = get_origin(hint)
-        while origin in _QUALIFIERS:
+def _fields_of(form: Any) -> Iterator[tuple[Any, bool, dict[str, Any]]]:
+    """The type of each key of a TypedDict, or field of pydantic 1, whether it is required, and its other options."""
+    if not is_typeddict(form):
+        hints = get_type_hints(form)
+        for name, field in form.__fields__.items():
+            info = field.field_info
+            options = {limit: value for limit in _LIMITS if (value := getattr(info, limit, None)) is not None}
+            options |= {"alias": field.alias, "description": info.description, "pattern": info.regex}
+            options |= {} if field.required or field.default is None else {"default": field.default}
+            yield Optional[hints[name]] if field.allow_none else hints[name], field.required, options  # noqa: UP045
+        return
+    for key, hint in get_type_hints(form, include_extras=True).items():
+        required, metadata = key in form.__required_keys__, list[Any]()
+        origin: Any
+        while (origin := get_origin(hint)) in _QUALIFIERS:
             required = origin is Required or (required and origin is not NotRequired)
             hint, *more = get_args(hint)
-            origin, metadata = get_origin(hint), [*more, *metadata]
+            metadata = [*more, *metadata]
+        # LangChain's default and description, of which one alone is the description if it is a text
         plain = [each for each in metadata if each is None or isinstance(each, _PLAIN)]
-        if len(plain) == 1 and isinstance(plain[0], str):
-            plain.insert(0, ...)
-        default, description = (*plain, ..., None)[:2] if len(plain) != 1 else (plain[0], None)
+        is_described = len(plain) == 1 and isinstance(plain[0], str)
+        default, description = (..., plain[0]) if is_described else (*plain, ..., None)[:2] if plain else (..., None)
         of_pydantic = (hint, *(each for each in metadata if not any(each is one for one in plain)))
         hint = Annotated[of_pydantic] if len(of_pydantic) > 1 else hint
-        yield hint, {"alias": key, "description": description, **_default(default, required=required)}
-
-
-def _pydantic_1_fields(model: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """See :func:`_typed_dict_fields`."""
-    hints = get_type_hints(model)
-    for name, field in model.__fields__.items():
-        info, default = field.field_info, ... if field.required or field.default is None else field.default
-        limits = {limit: value for limit in _LIMITS if (value := getattr(info, limit, None)) is not None}
-        hint = Optional[hints[name]] if field.allow_none else hints[name]  # noqa: UP045
-        options = {"alias": field.alias, "description": info.description, "pattern": info.regex, **limits}
-        yield hint, {**options, **_default(default, required=field.required)}
-
-
-def _default(value: Any, *, required: bool) -> dict[str, Any]:
-    """The options of a pydantic field with a default, or with ``...`` for none."""
-    if value is not ...:
-        return {"default": value}
-    return {} if required else {"default_factory": lambda: None}  # so that the schema has no default
+        options = {"alias": key, "description": None if description is ... else description}
+        yield hint, required, options if default is ... else {**options, "default": default}
 
 
 def _is_of_pydantic_1(form: Any) -> bool:
@@ -188,11 +162,7 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def function_of(form: Mapping[str, Any]) -> dict[str, Any]:
-    """The function that a dict describes, in OpenAI's format: its name, description and parameters.
-
-    The dict is a tool of OpenAI, Anthropic or Bedrock, the function in one, the ``json_schema`` of a response format,
-    or a JSON schema with a title.
-    """
+    """The name, description and parameters in a tool of OpenAI, Anthropic or Bedrock, or a JSON schema with a title."""
     inner = next((form[key] for key in ("function", "json_schema", "toolSpec") if key in form), form)
     if isinstance(inner, Mapping) and "name" in inner and form.get("type") in _TYPES:
         parameters = next((inner[key] for key in ("parameters", "input_schema", "schema") if key in inner), None)
@@ -211,17 +181,14 @@ def function_of(form: Mapping[str, Any]) -> dict[str, Any]:
 
 def standard(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON schema with ``null`` among its types where OpenAPI's ``nullable`` is true."""
-    inner: dict[str, Any] = {}
+    plain = dict(schema)
     for key, value in schema.items():
-        if key in _DATA or key == "nullable":
-            continue
         if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
-            inner[key] = {name: standard(each) if isinstance(each, Mapping) else each for name, each in value.items()}
-        elif isinstance(value, Mapping):
-            inner[key] = standard(value)
-        elif isinstance(value, list):
-            inner[key] = [standard(each) if isinstance(each, Mapping) else each for each in value]
-    plain = {**schema, **inner}
+            plain[key] = {name: standard(each) if isinstance(each, Mapping) else each for name, each in value.items()}
+        elif isinstance(value, Mapping) and key not in _DATA:
+            plain[key] = standard(value)
+        elif isinstance(value, list) and key not in _DATA:
+            plain[key] = [standard(each) if isinstance(each, Mapping) else each for each in value]
     if plain.pop("nullable", False) is not True:
         return plain
     if "type" in plain and plain.keys().isdisjoint(_NOT_BESIDE_NULL):

@@ -57,12 +57,8 @@ def _mismatch(text: str, schema: Mapping[str, Any]) -> str | None:
 def enforceable(schema: Mapping[str, Any]) -> Any:
     """The schema for a grammar: :func:`closed`, unless no value would fit it then.
 
-    The grammar may leave out a part of it, which :func:`mismatch` finds in the finished value.
-
-    Raises:
-        ConfigError: no value fits it, it is not a JSON schema, it takes too much time or memory, or what the grammar
-            leaves out cannot be validated.
-        MissingExtraError: llguidance or jsonschema is not installed.
+    The grammar may leave out a part of it, which :func:`mismatch` finds in the finished value. What can neither be
+    enforced nor validated, or takes too much time or memory, is a ``ConfigError``.
     """
     return enforceable_each([schema])[0]
 
@@ -73,23 +69,23 @@ def enforceable_each(schemas: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def _enforceable_each(schemas: Sequence[Mapping[str, Any]]) -> list[Any]:
-    return [_enforceable(schema) for schema in schemas]
-
-
-def _enforceable(schema: Mapping[str, Any]) -> Any:
-    left_out, (kind, is_valid) = unenforced_here(schema), _draft(schema)
-    if left_out or not is_valid:
+    enforced: list[Any] = []
+    for schema in schemas:
+        left_out, (kind, is_valid) = unenforced_here(schema), _draft(schema)
+        if left_out or not is_valid:
+            checker = kind.FORMAT_CHECKER if left_out else None  # of regular expressions
+            try:
+                kind.check_schema(schema, format_checker=checker)
+            except need("jsonschema", extra="tools", what="a schema").SchemaError as error:
+                parts = f" ({'; '.join(left_out)})" if left_out else ""
+                raise ConfigError(f"the JSON schema{parts} is invalid at {error.json_path}: {error.message}") from None
+        made = closed(schema)
         try:
-            kind.check_schema(schema, format_checker=kind.FORMAT_CHECKER if left_out else None)  # regular expressions
-        except need("jsonschema", extra="tools", what="a schema").SchemaError as error:
-            parts = f" ({'; '.join(left_out)})" if left_out else ""
-            raise ConfigError(f"the JSON schema{parts} is invalid at {error.json_path}: {error.message}") from None
-    made = closed(schema)
-    try:
-        unenforced_here(made)
-    except ConfigError:  # such as of properties that several parts of a schema declare together
-        return schema
-    return made
+            unenforced_here(made)
+        except ConfigError:  # such as of properties that several parts of a schema declare together
+            made = schema
+        enforced.append(made)
+    return enforced
 
 
 def _validator(schema: Mapping[str, Any]) -> Any:
@@ -124,13 +120,11 @@ def closed(schema: Any) -> Any:
         return [closed(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    inner: dict[str, Any] = {}
+    inner = dict(schema)
     for key, value in schema.items():
-        if key in ("allOf", "enum", "const", "default"):  # each part of allOf declares only some of the properties
-            inner[key] = value
-        elif key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
+        if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
             inner[key] = {name: closed(each) for name, each in value.items()}  # a property may be named "properties"
-        else:
+        elif key not in ("allOf", "enum", "const", "default"):  # a part of allOf declares some of the properties
             inner[key] = closed(value)
     if isinstance(schema.get("properties"), Mapping) and "allOf" not in schema and "type" in schema:
         inner.setdefault("additionalProperties", False)

@@ -24,16 +24,17 @@ class Docstrings(griffe.Extension):  # type: ignore[misc]  # untyped where griff
         for member in parent.members.values():
             if isinstance(member, griffe.Alias):
                 continue
-            if isinstance(member, griffe.Attribute) and member.docstring is None:
+            if isinstance(member, griffe.Attribute):
                 described = _field_description(member)
-                member.docstring = griffe.Docstring(described, parent=member) if described else None
+                if member.docstring is None and described:
+                    member.docstring = griffe.Docstring(described, parent=member)
             if member.docstring is not None:
                 member.docstring.value = _as_markdown(member.docstring.value, member)
             self._visit(member)
 
 
 def _field_description(attribute: griffe.Attribute) -> str | None:
-    """The description of a pydantic field, ``name: type = Field(default, description="...")``."""
+    """The description of a pydantic field, ``name: type = Field(default, description="...")``; its value is set."""
     try:
         call = ast.parse(str(attribute.value), mode="eval").body
     except SyntaxError:

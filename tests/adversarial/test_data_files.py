@@ -18,8 +18,7 @@ from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, DataError
 from cocoa_engine.cli.calibrate import read_documents
 from cocoa_engine.cli.score import score_rows
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder
-from cocoa_engine.lab.data import read_labelled
-from cocoa_engine.lab.records import read_questions
+from cocoa_engine.lab.data import read_labelled, read_questions
 from cocoa_engine.lab.stopping import read_own_prompts
 from tests.helpers.labelled_files import DIASUMFACT, FAITHBENCH, MUSHROOM, OWN, TRUTHFULQA, XSUM, json_lines
 from tests.helpers.mutations import broken, broken_json, broken_lines, fuzz, outcome

@@ -24,23 +24,14 @@ from cocoa_integrations.evaluation.tasks import TASKS, load_samples
 from cocoa_integrations.ray.jobs import _finished
 from tests.helpers.mutations import broken, broken_json, broken_lines, fuzz, outcome
 
+PIGS = {"question": "Can pigs fly?", "best_answer": "No", "correct_answers": ["No", "Never"]}
 RECORDS: dict[str, dict[str, Any]] = {
-    "truthfulqa_gen": {
-        "question": "Can pigs fly?",
-        "best_answer": "No",
-        "correct_answers": ["No", "Never"],
-        "incorrect_answers": ["Yes"],
-    },
+    "truthfulqa_gen": {**PIGS, "incorrect_answers": ["Yes"]},
     "nq": {"id": "a", "question": "Who?", "ctxs": [{"text": "He."}], "answers": ["he", "him"]},
     "nq_swap": {"question": "Who?", "sub_context": "She.", "sub_answer": ["she"], "org_answer": ["he"]},
     "samsum": {"id": "1", "dialogue": "A: hi\nB: hi", "summary": "They greet."},
     "xsum": {"id": 2, "document": "It rains.", "summary": "Rain."},
-    "mbpp": {
-        "task_id": 3,
-        "text": "Add.",
-        "code": "def f(a, b):\n    return a + b",
-        "test_list": ["assert f(1, 2) == 3"],
-    },
+    "mbpp": {"task_id": 3, "text": "Add.", "code": "def f(a, b):\n    return a + b", "test_list": ["assert f(1, 2)"]},
     "gsm8k": {"question": "1 + 1?", "answer": "It is 2. #### 2"},
 }
 
@@ -77,24 +68,18 @@ def test_data_of_tasks(task: str, folder: Path) -> None:
 
 # --- the folder of a run
 
-ROWS = [
-    {
-        "arm": arm,
-        "id": key,
-        "sample": "0123456789abcdef",
-        "question": "Can pigs fly?",
-        "context": "A: hi\nB: pigs cannot fly",
-        "references": ["No."],
-        "incorrect": ["Yes."],
-        "method": "greedy",
-        "metric": "f_mlds",
-        "alpha": 2.5,
-        "answer": f"No, {key}.",
-        "metrics": {"rejected": 0.0, "rouge_l_acc": 1.0, "rouge_l": 0.5},
-    }
-    for arm in ("greedy", "cocoa-sig")
-    for key in ("0", "1")
-]
+ROW = {
+    "sample": "0123456789abcdef",
+    "question": "Can pigs fly?",
+    "context": "A: hi\nB: pigs cannot fly",
+    "references": ["No."],
+    "incorrect": ["Yes."],
+    "method": "greedy",
+    "metric": "f_mlds",
+    "alpha": 2.5,
+    "metrics": {"rejected": 0.0, "rouge_l_acc": 1.0, "rouge_l": 0.5},
+}
+ROWS = [{**ROW, "arm": arm, "id": key, "answer": f"No, {key}."} for arm in ("greedy", "cocoa-sig") for key in "01"]
 SETTINGS = {
     "format": 1,
     "task": "truthfulqa_gen",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cocoa_engine import Cancellation, CocoaEngine, CocoaError, Generation, PromptError, RequestCancelledError
+from cocoa_engine import Cancellation, CocoaEngine, CocoaError, Generation, PromptError, RequestCancelledError, Span
 from tests.helpers.engines import endless, prompt
 from tests.helpers.in_threads import together
 from tests.helpers.inside import assert_idle
@@ -24,10 +24,10 @@ class RaisedError(Exception):
 
 
 def raising(after: int) -> Callable[..., Any]:
-    """A logits processor that raises after some calls."""
+    """A logits processor or criterion that raises after some calls."""
     calls = iter(range(after))
 
-    def process(input_ids: Any, scores: Any) -> Any:
+    def process(input_ids: Any, scores: Any, **_: Any) -> Any:
         if next(calls, None) is None:
             raise RaisedError("a callback failed")
         return scores
@@ -55,10 +55,8 @@ def closed_early(engine: CocoaEngine, seed: int) -> None:
         next(stream)
 
 
-def abandoned(engine: CocoaEngine, seed: int) -> None:
-    stream = engine.stream(prompt(seed), max_new_tokens=1000)
-    next(stream)
-    del stream
+def abandoned(engine: CocoaEngine, seed: int) -> Span:
+    return next(engine.stream(prompt(seed), max_new_tokens=1000))
 
 
 def cancelled(engine: CocoaEngine, seed: int) -> Any:
@@ -82,10 +80,7 @@ def failed(engine: CocoaEngine, seed: int) -> Any:
 
 
 def failed_at_a_criterion(engine: CocoaEngine, seed: int) -> Any:
-    def criterion(*_: Any, **__: Any) -> bool:
-        raise RaisedError("a criterion failed")
-
-    return list(engine.stream(prompt(seed), max_new_tokens=200, stopping_criteria=[criterion]))
+    return list(engine.stream(prompt(seed), max_new_tokens=200, stopping_criteria=[raising(0)]))
 
 
 def with_bad_settings(engine: CocoaEngine, seed: int) -> Any:
@@ -99,15 +94,15 @@ def with_a_bad_prompt(engine: CocoaEngine, seed: int) -> Any:
 
 
 ANSWERED = (generated, streamed, batched)
-FAULTS: dict[Callable[..., Any], tuple[type[BaseException], ...]] = {
-    closed_early: (),
-    abandoned: (),
-    cancelled: (RequestCancelledError,),
-    cancelled_at_once: (RequestCancelledError,),
-    failed: (RaisedError,),
-    failed_at_a_criterion: (RaisedError,),
-    with_bad_settings: (CocoaError,),
-    with_a_bad_prompt: (PromptError,),
+FAULTS: dict[Callable[..., Any], type] = {
+    closed_early: type(None),
+    abandoned: Span,
+    cancelled: RequestCancelledError,
+    cancelled_at_once: RequestCancelledError,
+    failed: RaisedError,
+    failed_at_a_criterion: RaisedError,
+    with_bad_settings: CocoaError,
+    with_a_bad_prompt: PromptError,
 }
 
 
@@ -119,19 +114,13 @@ def test_faults_do_not_reach_other_calls(max_batch_size: int) -> None:
     threads = set(threading.enumerate())
     dice = random.Random(max_batch_size)
     jobs = [(kind, dice.randrange(6)) for kind in dice.choices([*ANSWERED, *FAULTS], k=JOBS // 2)]
-    outcomes: list[Any] = []
-    for start in range(0, len(jobs), 16):
-        some = jobs[start : start + 16]
-        outcomes += together([partial(kind, engine, seed) for kind, seed in some])
+    calls = [partial(kind, engine, seed) for kind, seed in jobs]
+    outcomes = [outcome for start in range(0, len(calls), 16) for outcome in together(calls[start : start + 16])]
     assert {kind for kind, _ in jobs} == {*ANSWERED, *FAULTS}
     for (kind, seed), outcome in zip(jobs, outcomes, strict=True):
+        assert isinstance(outcome, FAULTS.get(kind, Generation)), (kind.__name__, outcome)
         if kind in ANSWERED:
-            assert isinstance(outcome, Generation), (kind.__name__, outcome)
             assert outcome.text == expected[seed]
-        elif FAULTS[kind]:
-            assert isinstance(outcome, FAULTS[kind]), (kind.__name__, outcome)
-        else:
-            assert outcome is None, (kind.__name__, outcome)
     assert_idle(engine)
     assert set(threading.enumerate()) <= threads
     assert generated(engine, 0).text == expected[0]

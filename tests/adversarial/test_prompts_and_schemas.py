@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +26,12 @@ def pieces() -> CocoaEngine:
     return CocoaEngine(tiny_model("llama", seed=2), sentencepiece_like_tokenizer())
 
 
+@pytest.fixture(scope="module")
+def tiny_with_end() -> CocoaEngine:
+    pytest.importorskip("llguidance")
+    return CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+
+
 PROMPTS = st.one_of(
     st.text(max_size=60),
     st.text(st.characters(categories=("Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Mn")), max_size=30),
@@ -44,13 +51,12 @@ PROMPTS = st.one_of(
 @example("a" * 20_000, "stream")
 def test_prompts(tiny: CocoaEngine, pieces: CocoaEngine, given_prompt: Any, kind: str) -> None:
     for engine in (tiny, pieces):
-        calls = {
-            "generate": lambda engine=engine: engine.generate(given_prompt, max_new_tokens=3),
+        both = [prompt(1), given_prompt]
+        calls: dict[str, Any] = {
+            "generate": partial(engine.generate, given_prompt, max_new_tokens=3),
             "stream": lambda engine=engine: list(engine.stream(given_prompt, max_new_tokens=3)),
-            "score": lambda engine=engine: engine.score(given_prompt, given_prompt),
-            "batch": lambda engine=engine: engine.generate_batch(
-                [prompt(1), given_prompt], max_new_tokens=3, return_exceptions=True
-            ),
+            "score": partial(engine.score, given_prompt, given_prompt),
+            "batch": partial(engine.generate_batch, both, max_new_tokens=3, return_exceptions=True),
         }
         found = outcome(calls[kind])
         assert isinstance(found, (Generation, list, PromptError))
@@ -137,9 +143,3 @@ def test_changed_schemas(tiny_with_end: CocoaEngine, schema: Any) -> None:
     found = outcome(lambda: constrained(tiny_with_end, schema))
     if isinstance(found, Generation) and found.finish_reason == "eos":
         json.loads(found.text)
-
-
-@pytest.fixture(scope="module")
-def tiny_with_end() -> CocoaEngine:
-    pytest.importorskip("llguidance")
-    return CocoaEngine(tiny_model("llama"), tiny_tokenizer())

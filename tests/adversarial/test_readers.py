@@ -31,8 +31,9 @@ TARGETS = {
     "cocoa_engine/cli/score.py": ["test_rows_to_score"],
     "cocoa_engine/lab/files.py": ["test_labelled_data", "test_compressed_data", "test_parquet"],
     "cocoa_engine/lab/stopping.py": ["test_questions_prompts_and_documents"],
-    "cocoa_engine/lab/records.py": ["test_questions_prompts_and_documents", "test_parquet"],
-    "cocoa_engine/lab/data.py": ["test_labelled_data", "test_labels_of_words"],
+    "cocoa_engine/lab/data.py": [
+        *("test_labelled_data", "test_labels_of_words", "test_questions_prompts_and_documents", "test_parquet"),
+    ],
     "cocoa_engine/execution/native/build.py": ["test_checksums_of_the_kernels"],
     "cocoa_engine/methods/retrieval_heads.py": [
         "test_retrieval_heads",

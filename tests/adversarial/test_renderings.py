@@ -77,8 +77,6 @@ class Elements(HTMLParser):
 
 
 PLAIN = Elements(answered([("plain", 0.1), (" text", 0.9)], "rival").to_html(title="title"))
-
-
 COMPARED = Elements(generation(("plain", 0.1), (" text", 0.9)).to_html(compared=[generation(("text", 0.9))]))
 
 

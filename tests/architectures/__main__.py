@@ -15,31 +15,37 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
+from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 
+from cocoa_engine.safe_text import safe, shortened
 from tests.architectures.small_configs import MODEL_TYPES
 from tests.architectures.sweep import Outcome, examine
-from tests.architectures.table import counts, document
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/architectures.md"
-RESULTS = ROOT / ".architectures.jsonl"
-"""The outcomes of the last run, so that an interrupted one can be resumed."""
+RESULTS = ROOT / ".architectures.jsonl"  # the outcomes of the last run, so that an interrupted one can be resumed
+MARKED = re.compile(r"(<!-- measured: architectures -->\n).*?(<!-- end -->)", re.DOTALL)
 
 MEMORY = 6 * 2**30
 """Bytes of address space of a process. The default sizes of a field that is not shrunk would exceed them."""
-
-CPU_SECONDS = 200
-SECONDS = 900
+CPU_SECONDS, SECONDS = 200, 900
 """Of an idle processor, and by the clock: other work may share the machine."""
 
-MARKED = re.compile(r"(<!-- measured: architectures -->\n).*?(<!-- end -->)", re.DOTALL)
+FAST = {
+    **dict.fromkeys(("shared_cache/static_lean", "shared_cache/lean"), "lean pass"),
+    "shared_cache/modules": "modules",
+    "shared_cache/masked_modules": "masked modules",
+}
+PATHS = {**FAST, "copied_cache/plain": "copied cache", "recompute/plain": "recompute"}
 
 
 def main() -> int:
@@ -52,30 +58,25 @@ def main() -> int:
     transformers_logging.set_verbosity_error()
     logging.disable(logging.WARNING)
 
-    done: dict[str, Outcome] = {}
+    outcomes: list[Outcome] = []
     if options.resume and RESULTS.exists():
-        done = {one.model_type: one for one in map(_read, RESULTS.read_text(encoding="utf-8").splitlines())}
+        outcomes = [Outcome(**json.loads(line)) for line in RESULTS.read_text(encoding="utf-8").splitlines()]
     elif not options.names:
         RESULTS.unlink(missing_ok=True)
-    names = options.names or [name for name in MODEL_TYPES if name not in done]
-    start = time.monotonic()
-    for one in examine_each(names):
-        done[one.model_type] = one
-        print(f"{len(done):4}  {one.model_type:28} {one.verdict:14} {one.backend:28} {one.reason[:120]}", flush=True)
+    done, start = {outcome.model_type for outcome in outcomes}, time.monotonic()
+    for outcome in examine_each(options.names or [name for name in MODEL_TYPES if name not in done]):
+        outcomes.append(outcome)
+        line = f"{outcome.model_type:28} {outcome.verdict:14} {outcome.backend:28} {outcome.reason[:120]}"
+        print(f"{len(outcomes):4}  {line}", flush=True)
         if not options.names:
             with RESULTS.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(one.as_dict()) + "\n")
-    outcomes = list(done.values())
+                file.write(json.dumps(asdict(outcome)) + "\n")
     print("\n".join(["", *counts(outcomes), "", f"{(time.monotonic() - start) / 60:.0f} minutes"]))
     if not options.names:
         text = PAGE.read_text(encoding="utf-8")
         made = MARKED.sub(lambda match: f"{match[1]}{document(outcomes)}\n{match[2]}", text)
         PAGE.write_text(made, encoding="utf-8")
-    return int(any(one.verdict in ("different", "failed") for one in outcomes))
-
-
-def _read(line: str | bytes) -> Outcome:
-    return Outcome(**json.loads(line))
+    return int(any(outcome.verdict in ("different", "failed") for outcome in outcomes))
 
 
 def examine_each(model_types: Iterable[str]) -> Iterator[Outcome]:
@@ -99,7 +100,7 @@ def _examined(name: str) -> Outcome:
     try:
         if not ours.poll(SECONDS):
             return Outcome(name, "failed", reason=f"not done after {SECONDS} seconds")
-        return _read(ours.recv_bytes())
+        return Outcome(**json.loads(ours.recv_bytes()))
     except EOFError:
         process.join(timeout=SECONDS)
         return Outcome(name, "failed", reason=f"its process ended with code {process.exitcode}")
@@ -110,10 +111,46 @@ def _examined(name: str) -> Outcome:
 
 
 def _work(name: str, pipe: Connection) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    pipe.send_bytes(json.dumps(examine(name).as_dict()).encode())
+    limits = {resource.RLIMIT_AS: MEMORY, resource.RLIMIT_CPU: CPU_SECONDS, resource.RLIMIT_CORE: 0}
+    for kind, limit in limits.items():
+        resource.setrlimit(kind, (limit, limit))
+    pipe.send_bytes(json.dumps(asdict(examine(name))).encode())
+
+
+def document(outcomes: Sequence[Outcome]) -> str:
+    """The counts, then a table of Markdown with one row for each architecture."""
+    rows = ["| architecture | class | run by | result | source attention |", "| --- | --- | --- | --- | --- |"]
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.model_type):
+        result = f"{outcome.verdict}: {safe(shortened(outcome.reason, 220)).replace('|', '/')}"
+        if outcome.verdict == "equal":
+            result = "equal in float64; float32 rounds more" if outcome.in_float64 else "equal"
+        model_class = outcome.model_class.replace("_", r"\_") or "–"
+        path, attention = PATHS.get(outcome.backend, "–"), outcome.attention or "–"
+        rows.append(f"| {outcome.model_type} | {model_class} | {path} | {result} | {attention} |")
+    return "\n".join([*counts(outcomes), "", *rows])
+
+
+def counts(outcomes: Sequence[Outcome]) -> list[str]:
+    """How many architectures had each outcome, as a list of Markdown."""
+    verdicts = Counter(outcome.verdict for outcome in outcomes)
+    equal = [outcome for outcome in outcomes if outcome.verdict == "equal"]
+    attention = Counter(outcome.attention for outcome in equal)
+    paths = Counter(PATHS.get(outcome.backend) for outcome in equal)
+    ways = [path for path in dict.fromkeys(PATHS.values()) if paths[path]]
+    fast = ", ".join(f"{paths[path]} by the {path}" for path in ways if path in FAST.values())
+    slow = ", ".join(f"{paths[path]} by {path}" for path in ways if path not in FAST.values())
+    return [
+        f"transformers {transformers_version}: {len(outcomes)} architectures.",
+        "",
+        f"- **{len(equal)} equal** to the reference: {fast}; slower: {slow}.",
+        f"- Source attention is measured in {attention['seen']} of them, and equal to the attention weights; "
+        f"{attention['none']} have no attention to the whole prompt.",
+        f"- **{verdicts['refused']} refused** with one error.",
+        f"- **{verdicts['different'] + verdicts['failed']} different or failed.**",
+        f"- **{verdicts['no reference']} without a reference**: the engine runs them, and a plain forward pass of the "
+        "model gives no hidden states to compare with.",
+        f"- **{verdicts['not buildable']} not buildable**: transformers itself cannot build or run a small one here.",
+    ]
 
 
 if __name__ == "__main__":

@@ -44,6 +44,8 @@ _SIZES = """
 2 num_key_value_heads num_kv_heads kv_n_heads linear_num_key_heads swa_num_key_value_heads encoder_layers
 2 num_experts_per_tok num_experts_per_token moe_topk moe_top_k moe_k top_k_experts num_encoder_layers depth
 2 conf_num_hidden_layers laurel_rank zero_expert_num num_global_layers num_lstm_layers
+12 qk_head_dim
+4 qk_rope_head_dim rotary_dim rotary_dims
 """
 """The size of each field; windows and chunks are shorter than the prompts. With few index heads, which are rectified,
 many of their scores would be equal (0), and the choice of the largest would depend on the length of the text."""
@@ -51,7 +53,6 @@ many of their scores would be equal (0), and the choice of the largest would dep
 _FIELDS: dict[str, Any] = {
     name: int(size) for size, *names in map(str.split, _SIZES.strip().splitlines()) for name in names
 }
-_FIELDS |= {"qk_rope_head_dim": 4, "qk_head_dim": 12, "rotary_dim": 4, "rotary_dims": 4}
 _FIELDS |= {"eos_token_id": EOS, "bos_token_id": BOS, "pad_token_id": PAD, "tie_word_embeddings": False}
 _FIELDS |= {"initializer_range": 0.15, "init_std": 0.15, "is_decoder": True}
 _FIELDS |= {"forced_eos_token_id": None, "forced_bos_token_id": None}  # the reference does not know them
@@ -60,31 +61,22 @@ _FIELDS |= {"n_group": 1, "topk_group": 1, "num_expert_group": 1, "first_k_dense
 
 _LATENT = {"num_key_value_heads": 4, "head_dim": 4}  # latent attention: as many as query heads, rotary dimensions
 _MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16}
-_INDEXED = {
-    "head_dim": 8,
-    "indexer_n_heads": 2,
-    "indexer_kv_heads": 1,
-    "indexer_head_dim": 8,
-    "indexer_budget": 8,
-    "indexer_compress_ratio": 4,
-}
+_INDEXED = {"head_dim": 8, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8}
+_INDEXED |= {"indexer_compress_ratio": 4}
 _DOTS3 = {
+    **dict.fromkeys(("swa_num_attention_heads", "swa_num_key_value_heads"), 2),
+    **dict.fromkeys(("swa_q_lora_rank", "swa_kv_lora_rank"), 32),
+    **dict.fromkeys(("swa_qk_nope_head_dim", "swa_v_head_dim"), 8),
+    **dict.fromkeys(("head_dim", "swa_head_dim"), 12),
     "num_key_value_heads": 4,
-    "head_dim": 12,
-    "swa_num_attention_heads": 2,
-    "swa_num_key_value_heads": 2,
-    "swa_q_lora_rank": 32,
-    "swa_kv_lora_rank": 32,
-    "swa_head_dim": 12,
-    "swa_qk_nope_head_dim": 8,
-    "swa_v_head_dim": 8,
 }
 _DECODER_ALONE = {"encoder_layers": NUM_LAYERS}  # the cache is made for as many layers
-_MIXED = ["linear_attention", "linear_attention", "hybrid"] * (NUM_LAYERS // 3)
-_ALTERNATING = {
-    "layer_types": ["sliding_attention", "full_attention"] * (NUM_LAYERS // 2),
-    "num_kv_shared_layers": 2,
-    "activation_sparsity_pattern": [0.0] * NUM_LAYERS,
+_ALTERNATING = ["sliding_attention", "full_attention"] * (NUM_LAYERS // 2)
+_ZAMBA = {
+    "layers_block_type": ["linear_attention", "linear_attention", "hybrid"] * (NUM_LAYERS // 3),
+    "attention_hidden_size": 64,
+    "attention_head_dim": 16,
+    "num_key_value_heads": 4,
 }
 
 _OTHER_PARTS = dict.fromkeys(
@@ -112,7 +104,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "vision_config.adapter_in_dim": 32,
         "audio_config.adapter_input_size": 32,
     },
-    "gemma3n_text": _ALTERNATING,
+    "gemma3n_text": {
+        "layer_types": _ALTERNATING,
+        "num_kv_shared_layers": 2,
+        "activation_sparsity_pattern": [0.0] * NUM_LAYERS,
+    },
     "gpt_neo": {"attention_types": [[["global", "local"], NUM_LAYERS // 2]], "window_size": 20},
     "inkling_text": {"logits_mup_width_multiplier": 1.0},  # for large models: here all logits would be alike
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (NUM_LAYERS // 2)},
@@ -137,24 +133,12 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "rwkv": {"rescale_every": 0},  # halves states after they were read
     "xlstm": {"hidden_size": 64, "embedding_dim": 64, "qk_dim_factor": 1.0},
     "xmod": {"default_language": "en_XX"},
-    "zamba": {
-        "layers_block_type": _MIXED,
-        "attention_hidden_size": 64,
-        "attention_head_dim": 16,
-        "num_key_value_heads": 4,
-    },
-    "zamba2": {
-        "layers_block_type": _MIXED,
-        "attention_hidden_size": 64,
-        "attention_head_dim": 16,
-        "num_key_value_heads": 4,
-    },
+    **dict.fromkeys(("zamba", "zamba2"), _ZAMBA),
     "zaya": {"num_experts_per_tok": 1},
     "cohere_compass_text": {
-        "layer_types": ["sliding_attention", "full_attention"] * (NUM_LAYERS // 2),
+        "layer_types": _ALTERNATING,
         "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
-            for kind in ("sliding_attention", "full_attention")
+            kind: {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]} for kind in _ALTERNATING
         },
     },
 }

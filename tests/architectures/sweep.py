@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Literal
 
 import pytest
@@ -43,37 +44,22 @@ _VALUES = ("token_log_probs", "token_entropies", "token_margins", "log_prob", "c
 class Outcome:
     """What became of one architecture.
 
-    Attributes:
-        model_type: its name in transformers.
-        verdict: ``"equal"``: the engine gives the reference's tokens, spans and values. ``"different"``: it does not.
-            ``"failed"``: it raises an error that is none of its own. ``"refused"``: it raises one of its own errors.
-            ``"no reference"``: the model's plain forward pass gives no hidden states to compare with.
-            ``"not buildable"``: transformers itself cannot build or run the small model.
-        model_class: the model's class.
-        backend: the chosen backend and forward pass, such as ``"shared_cache/lean"``.
-        linears: how linear layers are run.
-        compared: number of compared answers.
-        difference: the largest difference of a value.
-        attention: ``"seen"``: the engine measures source attention while it decodes, as attention weights and scored
-            texts have it. ``"not seen"``: it does not. ``"none"``: no layer attends to the whole prompt.
-        in_float64: the values were compared in float64, because float32 rounds too much in this model.
-        reason: for the other verdicts, and why a slower backend was chosen.
+    ``"equal"``: the engine gives the reference's tokens, spans and values. ``"different"``: it does not. ``"failed"``:
+    it raises an error that is none of its own. ``"refused"``: it raises one of its own errors. ``"no reference"``: the
+    model's plain forward pass gives no hidden states to compare with. ``"not buildable"``: transformers itself cannot
+    build or run the small model.
     """
 
-    model_type: str
+    model_type: str  # its name in transformers
     verdict: Verdict
     model_class: str = ""
-    backend: str = ""
-    linears: str = ""
-    compared: int = 0
-    difference: float = 0.0
-    attention: str = ""
-    in_float64: bool = False
-    reason: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The outcome as JSON."""
-        return asdict(self)
+    backend: str = ""  # the chosen backend and forward pass, such as ``"shared_cache/lean"``
+    linears: str = ""  # how linear layers are run
+    compared: int = 0  # number of compared answers
+    difference: float = 0.0  # the largest of a value
+    attention: str = ""  # whether source attention is measured, as attention weights and scored texts have it
+    in_float64: bool = False  # values were compared in float64, because float32 rounds too much in this model
+    reason: str = ""  # for the other verdicts, and why a slower backend was chosen
 
 
 class DifferentError(AssertionError):
@@ -115,8 +101,8 @@ def _examined(model_type: str, model: Any) -> Outcome:
         return Outcome(model_type, "no reference", *chosen, reason=_named(error))
     compared, difference = 0, 0.0
     try:
-        for found in _compare(engine, forward):
-            compared, difference = compared + 1, max(difference, found)
+        for off in _compare(engine, forward):
+            compared, difference = compared + 1, max(difference, off)
         attention = _attention(engine)
     except DifferentError as error:
         if (
@@ -135,7 +121,7 @@ def _reference_pass(model: Any) -> FullForward:
     """The reference's forward pass, if the model gives what it needs."""
     try:
         forward, again = FullForward(model), FullForward(model)
-        first, second = (one(_prompt(1, 6), _prompt(2, 3)) for one in (forward, again))
+        first, second = (run(_prompt(1, 6), _prompt(2, 3)) for run in (forward, again))
     except Exception as error:
         raise NoReferenceError(_named(error)) from error
     if not all(torch.equal(a, b) for a, b in zip(first, second, strict=True)):
@@ -149,26 +135,22 @@ def _compare(engine: CocoaEngine, forward: FullForward) -> Iterator[float]:
     """Decode prompts alone and in a batch; the largest difference of each answer."""
     for method, settings in METHODS.items():
         config = CocoaConfig(method=method, **settings)
-        prompts, wanted = [], []
+        wanted: list[tuple[list[int], ReferenceGeneration]] = []
         for length in LENGTHS:
-            for seed in range(TRIES):
-                prompt = _prompt(seed, length)
-                expected = Reference(forward, engine.tokenizer, config).generate(prompt)
-                if expected.margin >= KNIFE_EDGE:
-                    break
-            else:
-                continue
-            prompts.append(prompt)
-            wanted.append(expected)
-            yield difference(engine.generate(prompt, config=config), expected)
-        if not prompts:
+            prompts = [_prompt(seed, length) for seed in range(TRIES)]
+            references = ((prompt, Reference(forward, engine.tokenizer, config).generate(prompt)) for prompt in prompts)
+            wanted += islice((pair for pair in references if pair[1].margin >= KNIFE_EDGE), 1)
+        if not wanted:
             raise DifferentError("every decision of every prompt is on a knife edge")
-        for answer, expected in zip(engine.generate_batch(prompts, config=config), wanted, strict=True):
+        prompts = [prompt for prompt, _ in wanted]
+        answers = [engine.generate(prompt, config=config) for prompt in prompts]
+        answers += engine.generate_batch(prompts, config=config)
+        for answer, (_, expected) in zip(answers, wanted * 2, strict=True):
             yield difference(answer, expected)
 
 
 def _attention(engine: CocoaEngine) -> str:
-    """How source attention is measured, see :class:`Outcome`.
+    """How source attention is measured.
 
     Raises:
         DifferentError: it is not that of the attention weights, or of the same text as a given one.
@@ -181,13 +163,13 @@ def _attention(engine: CocoaEngine) -> str:
         if len(prompt) == 1:  # it has no source
             continue
         answer = engine.generate(prompt, max_new_tokens=8, gamma=0.2)
-        found, given = map(source_attention, (answer, engine.score(prompt, answer.token_ids)))
-        if not found and not given:
+        measured, given = map(source_attention, (answer, engine.score(prompt, answer.token_ids)))
+        if not measured and not given:
             return "not seen"
         weights = _from_weights(engine.model, heads, prompt, answer.token_ids)
         for expected in (given, given if weights is None else weights):
-            if found != pytest.approx(expected, abs=TOLERANCE):
-                raise DifferentError(f"source attention {found}, expected {expected}")
+            if measured != pytest.approx(expected, abs=TOLERANCE):
+                raise DifferentError(f"source attention {measured}, expected {expected}")
     return "seen"
 
 
@@ -211,26 +193,25 @@ def difference(actual: Generation, expected: ReferenceGeneration) -> float:
     Raises:
         DifferentError: the tokens, spans, candidates or choices differ, or a value by more than the tolerance.
     """
-    pairs: list[tuple[Measured, Figures]] = []
+    method, pairs = actual.config.method, list[tuple[Measured, Figures]]()
     decided = [(span.kind, span.token_ids, span.chosen) for span in actual.spans]
     wanted = [(span.kind, span.figures.token_ids, span.chosen) for span in expected.spans]
     if actual.token_ids != expected.token_ids or decided != wanted or actual.finish_reason != expected.finish_reason:
-        raise DifferentError(f"{actual.config.method}: tokens {actual.token_ids}, expected {expected.token_ids}")
+        raise DifferentError(f"{method}: tokens {actual.token_ids}, expected {expected.token_ids}")
     for span, reference in zip(actual.spans, expected.spans, strict=True):
-        pairs.append((span, reference.figures))
-        if [one.token_ids for one in span.candidates] != [one.token_ids for one in reference.candidates]:
-            raise DifferentError(f"{actual.config.method}: other candidates")
-        pairs.extend(zip(span.candidates, reference.candidates, strict=True))
+        if [each.token_ids for each in span.candidates] != [each.token_ids for each in reference.candidates]:
+            raise DifferentError(f"{method}: other candidates")
+        pairs += [(span, reference.figures), *zip(span.candidates, reference.candidates, strict=True)]
     worst = 0.0
-    for one, figures in pairs:
+    for measured, figures in pairs:
         for name in _VALUES:
-            values, references = getattr(one, name), getattr(figures, name)
+            values, references = getattr(measured, name), getattr(figures, name)
             if not isinstance(values, list):
                 values, references = [values], [references]
             for value, reference_value in zip(values, references, strict=True):
                 off = abs(value - reference_value) / max(1.0, abs(reference_value))
                 if not off <= TOLERANCE:
-                    raise DifferentError(f"{actual.config.method}: {name} {value:.6g}, expected {reference_value:.6g}")
+                    raise DifferentError(f"{method}: {name} {value:.6g}, expected {reference_value:.6g}")
                 worst = max(worst, off)
     return worst
 

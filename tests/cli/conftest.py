@@ -1,16 +1,23 @@
-"""The command line in this process, on the model that the other tests use."""
+"""The command line in this process, on the model that the other tests use or on a tiny one."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from cocoa_engine import CocoaEngine
+from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.cli import calibrate
 from cocoa_engine.cli.app import app
 from cocoa_engine.lab import fit, signal_report
+from cocoa_engine.lab.data import Question
+from cocoa_engine.lab.measured import request_prompt
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+WORDS = ("red", "blue", "old", "new", "big", "cold", "wet", "dry", "soft", "loud", "dark", "pale")
 
 
 @pytest.fixture
@@ -50,3 +57,40 @@ def cocoa(loads: list[object], monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         return CliRunner().invoke(app, list(map(str, args)), input=stdin, prog_name="cocoa")
 
     return run
+
+
+@pytest.fixture(scope="session")
+def tiny() -> CocoaEngine:
+    """Random weights. It answers two prompts at a time."""
+    model = tiny_model("llama", seed=6, max_position_embeddings=2048)
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(max_batch_size=2), model_name="tiny")
+    engine.generate("Hello", max_new_tokens=1)  # the kernels are loaded before tests choose another cache directory
+    return engine
+
+
+@pytest.fixture
+def tiny_cocoa(tiny: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs ``cocoa`` on the tiny model."""
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: tiny)
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *args: CliRunner().invoke(app, list(map(str, args)), prog_name="cocoa")
+
+
+@pytest.fixture
+def data(tiny: CocoaEngine, tmp_path: Path) -> dict[str, Path]:
+    """Files of each kind that the commands read. The known answer to every other question is what the model says."""
+    files: dict[str, list[dict[str, object]]] = {name: [] for name in ("texts", "questions", "rows", "tasks")}
+    for number, word in enumerate(WORDS):
+        other = WORDS[number - 1]
+        source, text = f"A {word} house.", f"It is {word} and {other}."
+        row = {"prompt": f"Text: {source} Summary:", "text": text, "spans": [[text.index(other), len(text)]]}
+        row |= {"id": f"{number}a", "source": source}
+        files["texts"] += [row, {**row, "id": f"{number}b", "text": f"It is {word}.", "spans": []}]
+        question = Question(f"Is it {word}?", None, (), "")
+        said = tiny.generate(request_prompt(tiny, question.request), max_new_tokens=6).text
+        files["questions"].append({"question": question.text, "answers": [said if number % 2 else "zebra"]})
+        files["rows"].append({"prompt": "It is", "text": f" {word}."})
+        files["tasks"].append({"question": question.text, "answer": "It is. #### 1"})
+    for name, rows in files.items():
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    return {name: tmp_path / f"{name}.jsonl" for name in files}

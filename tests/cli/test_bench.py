@@ -100,22 +100,3 @@ def test_other_methods(cocoa: Cocoa) -> None:
     result = cocoa("bench", *TINY, "--methods", "dola, greedy", "--dola-layers", "low", "--json")
     assert result.exit_code == 0, result.output
     assert list(json.loads(result.stdout)["decoders"]) == [DECODERS[0], "dola", "greedy"]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--methods", "nope"],
-        ["--methods", ","],
-        ["--tokens", "1"],
-        ["--rounds", "0"],
-        ["--prompt", " "],
-        ["--threads", "0"],
-        ["--no-such"],
-        ["one", "two"],
-    ],
-)
-def test_bad_input(cocoa: Cocoa, loads: list[object], arguments: list[str]) -> None:
-    result = cocoa("bench", *arguments)
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert loads == []

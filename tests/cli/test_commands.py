@@ -16,7 +16,6 @@ import typer
 from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, ModelInfo, __version__
-from cocoa_engine.cli.app import app
 from cocoa_engine.cli.options import LoadOptions, commands, with_options
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
 from tests.helpers.processes import LIMIT, run
@@ -88,14 +87,6 @@ def test_score_of_several_texts(cocoa: Cocoa, engine: CocoaEngine) -> None:
         assert row[5:] == [f"{span.f_mlds:.4f}", f"{span.score:.4f}"]
 
 
-def test_score_of_bad_input(cocoa: Cocoa) -> None:
-    for args in (["--prompt", PROMPT], ["--prompt", PROMPT, "--text", ""], ["--prompt", "", "--text", TEXT]):
-        result = cocoa("score", *args)
-        assert result.exit_code == 2
-        assert result.stdout == ""
-        assert result.stderr.count("\n") == 1
-
-
 def test_info_json_is_the_engines(cocoa: Cocoa, engine: CocoaEngine) -> None:
     assert ModelInfo.model_validate_json(cocoa("info", "--json").stdout) == engine.info()
 
@@ -138,13 +129,6 @@ def test_heads_of_the_model_that_was_named(
     assert "Set COCOA_CACHE_DIR" in refused.output
 
 
-@pytest.mark.parametrize("lengths", ["1000000000", "256,0", "x", "", ",".join(["1"] * 101)])
-def test_lengths_that_no_text_has(cocoa: Cocoa, lengths: str) -> None:
-    result = cocoa("heads", "--lengths", lengths)
-    assert result.exit_code == 2
-    assert "whole numbers from 1 to 10000000" in " ".join(result.stderr.split())
-
-
 def test_version_and_help(cocoa: Cocoa) -> None:
     assert cocoa("--version").stdout == f"cocoa {__version__}\n"
     assert cocoa().stdout == cocoa("--help").stdout
@@ -180,7 +164,8 @@ def test_every_command_takes_the_model_in_both_ways() -> None:
 
 
 def test_help_and_settings_need_no_torch() -> None:
-    code = "import sys, cocoa_engine.cli; sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
+    heavy = {"torch", "transformers", "cocoa_integrations", "lm_eval", "datasets", "ray"}
+    code = f"import sys, cocoa_engine.cli.app; sys.exit(bool({heavy} & sys.modules.keys()))"
     assert run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -211,13 +196,6 @@ def test_from_a_shell(arguments: list[str], redirection: str, code: int, message
     assert message in done.stderr
     lines = [line for line in done.stderr.splitlines() if not line.endswith(" so far")]
     assert len(lines) == (1 if message else 0)
-
-
-def test_an_empty_name_of_a_model_is_one_line() -> None:
-    result = CliRunner().invoke(app, ["ask", "Hi", "--model", ""])
-    assert (result.exit_code, result.stdout) == (2, "")
-    (line,) = result.stderr.splitlines()
-    assert "name of the model" in line
 
 
 def test_an_option_of_the_command_s_own_may_be_called_like_a_setting() -> None:

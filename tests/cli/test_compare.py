@@ -94,23 +94,3 @@ def test_nothing_is_shown_where_no_answer_was_complete(
     result = cocoa("compare", QUESTION, *SHORT)
     assert (result.exit_code, result.stdout) == (130, "")
     assert "no answer was complete" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["compare", "--methods", "greedy"], "two or more different methods"),
-        (["compare", "--methods", "greedy,greedy"], "two or more different methods"),
-        (["compare", "--methods", "greedy,cocoasig"], "did you mean 'cocoa-sig'"),
-        (["compare", "--methods", "greedy,"], "method"),
-        (["compare", "--html", "/no/such/folder/answer.html"], "--html /no/such/folder/answer.html cannot be written"),
-        (["compare", "--raw", "--system", "Be brief."], "--system"),
-        (["ask", "--html", "/no/such/folder/answer.html"], "--html /no/such/folder/answer.html cannot be written"),
-    ],
-)
-def test_bad_input_is_one_line_before_any_work(cocoa: Cocoa, loads: list[object], args: list[str], words: str) -> None:
-    result = cocoa(args[0], QUESTION, *args[1:])
-    assert result.exit_code == 2
-    assert result.stderr.count("\n") == 1
-    assert words in result.stderr
-    assert loads == []

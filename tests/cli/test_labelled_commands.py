@@ -13,14 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from cocoa_engine import (
-    CalibrationError,
-    CalibrationWarning,
-    CocoaEngine,
-    FitSettings,
-    RiskCalibrator,
-    fit_calibrator,
-)
+from cocoa_engine import CalibrationError, CalibrationWarning, CocoaEngine, FitSettings, RiskCalibrator, fit_calibrator
 from cocoa_engine.cli.app import run
 from cocoa_engine.lab.data import read_labelled
 from cocoa_engine.risk.fitted import Rule
@@ -69,7 +62,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def test_signal_of_whole_answers(cocoa: Cocoa, answers: Path, tmp_path: Path, engine: CocoaEngine) -> None:
     out = tmp_path / "new" / "out"
-    result = cocoa("signal", "--data", str(answers), "--out", str(out), "--draws", "50")
+    result = cocoa("signal", "--data", answers, "--out", out, "--draws", "50")
     assert result.exit_code == 0, result.output
     record = json.loads((out / "signal.json").read_text())
     one = record["levels"]["answer"]
@@ -132,19 +125,12 @@ def test_signal_of_what_a_source_changes(cocoa: Cocoa, tmp_path: Path, parts: Pa
         for place, city in enumerate((cities[number - 3], cities[number - 5])):
             text = f"The capital of {country} is {city}."
             start = text.index(city)
-            rows.append(
-                {
-                    "id": f"{country}{place}",
-                    "prompt": f"Passage: {source}\n\nSummary:",
-                    "text": text,
-                    "spans": [[start, start + len(city)]] if place else [],
-                    "source": source,
-                }
-            )
+            row = {"id": f"{country}{place}", "prompt": f"Passage: {source}\n\nSummary:", "text": text}
+            rows.append({**row, "spans": [[start, start + len(city)]] if place else [], "source": source})
     data = write(tmp_path / "sources.jsonl", rows)
     out = tmp_path / "out"
-    options = ["--out", str(out), "--draws", "20", "--prompts", "8", "--overwrite"]
-    result = cocoa("signal", "--data", str(data), "--context-lift", *options)
+    options = ["--out", out, "--draws", "20", "--prompts", "8", "--overwrite"]
+    result = cocoa("signal", "--data", data, "--context-lift", *options)
     assert result.exit_code == 0, result.output
     levels = json.loads((out / "signal.json").read_text())["levels"]
     assert list(levels) == ["answer", "span", "character"]
@@ -154,10 +140,10 @@ def test_signal_of_what_a_source_changes(cocoa: Cocoa, tmp_path: Path, parts: Pa
         assert ("-mean context lift" in one["ranking"]) == (level != "character")
     assert levels["answer"]["ranking"]["-context lift"]["auroc"]["estimate"] > 0.9
     assert "| -context lift |" in (out / "signal.md").read_text()
-    assert cocoa("signal", "--data", str(data), *options).exit_code == 0
+    assert cocoa("signal", "--data", data, *options).exit_code == 0
     assert "-context lift" not in json.loads((out / "signal.json").read_text())["levels"]["span"]["ranking"]
     assert "Intervals over only 8 prompts" in (out / "signal.md").read_text()
-    refused = cocoa("signal", "--data", str(parts), "--context-lift", *options)
+    refused = cocoa("signal", "--data", parts, "--context-lift", *options)
     assert refused.exit_code == 2
     assert "'France' has no source" in " ".join(refused.stderr.split())
 
@@ -166,8 +152,8 @@ def test_calibrate_fits_and_saves(
     cocoa: Cocoa, answers: Path, parts: Path, tmp_path: Path, engine: CocoaEngine
 ) -> None:
     path = tmp_path / "risk.json"
-    options = ["--folds", "3", "--draws", "20", "--out", str(path), "--overwrite"]
-    result = cocoa("calibrate", "--data", str(parts), *options, "--recall", "0.8", "--isotonic")
+    options = ["--folds", "3", "--draws", "20", "--out", path, "--overwrite"]
+    result = cocoa("calibrate", "--data", parts, *options, "--recall", "0.8", "--isotonic")
     assert result.exit_code == 0, result.output
     calibrator = RiskCalibrator.load(path)
     assert calibrator.model_name == engine.model_name
@@ -181,18 +167,18 @@ def test_calibrate_fits_and_saves(
         assert words in result.stdout
     assert (tmp_path / "risk-span.svg").read_text().startswith("<?xml")
     assert "risk-span.svg" in result.stdout.replace("\n", "")
-    shown = cocoa("calibrate", "--data", str(answers), *options, "--json").stdout
+    shown = cocoa("calibrate", "--data", answers, *options, "--json").stdout
     assert RiskCalibrator.model_validate_json(shown) == RiskCalibrator.load(path)
     calibrator = RiskCalibrator.load(path)
     assert calibrator.answer is not None
     assert calibrator.span is None
     # evaluated on answers it was fitted on, it is at least as good as on those left out
-    checked = json.loads(cocoa("calibrate", "--data", str(answers), "--check", str(path), "--json").stdout)
+    checked = json.loads(cocoa("calibrate", "--data", answers, "--check", path, "--json").stdout)
     assert set(checked) == {"answer"}
     assert checked["answer"]["folds"] == 0
     assert checked["answer"]["auroc"]["estimate"] >= calibrator.answer.validation.auroc.estimate
     (tmp_path / "risk-answer.svg").unlink()
-    check = ["calibrate", "--data", str(answers), "--check", str(path)]
+    check = ["calibrate", "--data", answers, "--check", path]
     assert "24 answers of 12 prompts" in cocoa(*check).stdout
     assert not list(tmp_path.glob("*-answer.*"))  # nothing is drawn unless asked for
     assert cocoa(*check, "--plot", str(tmp_path / "new" / "elsewhere.png")).exit_code == 0
@@ -208,17 +194,13 @@ def test_a_calibrator_is_fitted_in_python_as_on_the_command_line(
     cocoa: Cocoa, parts: Path, tmp_path: Path, engine: CocoaEngine
 ) -> None:
     options = ["--folds", "3", "--draws", "20", "--precision", "0.3", "--span-boundary", "left"]
-    assert cocoa("calibrate", "--data", str(parts), "--out", str(tmp_path / "risk.json"), *options).exit_code == 0
+    assert cocoa("calibrate", "--data", parts, "--out", str(tmp_path / "risk.json"), *options).exit_code == 0
     known = RiskCalibrator.load(tmp_path / "risk.json")
     assert known.settings.span_boundary == "left"
     config = engine.config.replace(span_boundary="left")
     threshold: tuple[Rule, float] = ("precision", 0.3)
-    found = fit_calibrator(
-        engine,
-        read_labelled(parts),
-        config=config,
-        settings=FitSettings(threshold=threshold, folds=3, draws=20),
-    )
+    settings = FitSettings(threshold=threshold, folds=3, draws=20)
+    found = fit_calibrator(engine, read_labelled(parts), config=config, settings=settings)
     assert found.span is not None
     assert known.span is not None
     assert found.span.data == "12 given answers"
@@ -236,8 +218,8 @@ def test_a_calibrator_is_fitted_in_python_as_on_the_command_line(
 @pytest.mark.usefixtures("undrawn")
 def test_calibrate_with_a_probe(cocoa: Cocoa, parts: Path, tmp_path: Path, engine: CocoaEngine) -> None:
     path = tmp_path / "risk.json"
-    options = ["--folds", "3", "--draws", "20", "--out", str(path), "--probe"]
-    result = cocoa("calibrate", "--data", str(parts), *options)
+    options = ["--folds", "3", "--draws", "20", "--out", path, "--probe"]
+    result = cocoa("calibrate", "--data", parts, *options)
     assert result.exit_code == 0, result.output
     assert "-source attention" in result.stdout
     calibrator = RiskCalibrator.load(path)
@@ -246,7 +228,7 @@ def test_calibrate_with_a_probe(cocoa: Cocoa, parts: Path, tmp_path: Path, engin
     assert calibrator.heads is not None
     assert (calibrator.probe.layer, len(calibrator.probe.weights), calibrator.probe.dtype) == (20, 576, "float32")
     assert calibrator.span.features[-2:] == ["source_attention", "probe"]
-    checked = json.loads(cocoa("calibrate", "--data", str(parts), "--check", str(path), "--json").stdout)
+    checked = json.loads(cocoa("calibrate", "--data", parts, "--check", path, "--json").stdout)
     assert checked["span"]["auroc"]["estimate"] >= calibrator.span.validation.auroc.estimate
     judged = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=path)
     assert all(span.probe is not None for span in judged.generate("The capital of Italy is", max_new_tokens=8).spans)
@@ -257,17 +239,17 @@ def test_a_calibrator_for_a_method_without_candidates(
     cocoa: Cocoa, parts: Path, tmp_path: Path, engine: CocoaEngine
 ) -> None:
     path = tmp_path / "risk.json"
-    options = ["--folds", "3", "--draws", "20", "--method", "greedy", "--out", str(path), "--overwrite"]
-    assert cocoa("calibrate", "--data", str(parts), *options).exit_code == 0
+    options = ["--folds", "3", "--draws", "20", "--method", "greedy", "--out", path, "--overwrite"]
+    assert cocoa("calibrate", "--data", parts, *options).exit_code == 0
     calibrator = RiskCalibrator.load(path)
     assert not calibrator.settings.branches
     assert calibrator.span is not None
     weights = dict(zip(calibrator.span.features, calibrator.span.weights, strict=True))
     assert weights["candidates"] == weights["candidate_spread"] == 0  # always alike
     assert weights["entropy"] != 0
-    checked = json.loads(cocoa("calibrate", "--data", str(parts), "--check", str(path), "--json").stdout)
+    checked = json.loads(cocoa("calibrate", "--data", parts, "--check", path, "--json").stdout)
     assert checked["span"]["auroc"]["estimate"] >= calibrator.span.validation.auroc.estimate - 0.05
-    refused = cocoa("calibrate", "--data", str(parts), "--check", str(path), "--method", "cocoa")
+    refused = cocoa("calibrate", "--data", parts, "--check", path, "--method", "cocoa")
     assert refused.exit_code == 2
     assert "answers without candidates: it cannot be evaluated with --method cocoa" in " ".join(refused.stderr.split())
     for method, words in (("greedy", []), ("dola", []), ("cocoa", ["method='cocoa' grows candidates to compare"])):
@@ -289,10 +271,10 @@ def test_too_few_prompts_are_said(cocoa: Cocoa, answers: Path, tmp_path: Path) -
 @pytest.mark.usefixtures("undrawn")
 def test_a_conformal_threshold_says_what_it_guarantees(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     options = ["--folds", "2", "--draws", "20", "--out", str(tmp_path / "risk.json"), "--overwrite"]
-    shown = " ".join(cocoa("calibrate", "--data", str(parts), *options, "--miss", "0.5").stdout.split())
+    shown = " ".join(cocoa("calibrate", "--data", parts, *options, "--miss", "0.5").stdout.split())
     assert "Guarantee: for a new prompt exchangeable with these 4, the expected share of" in shown
     assert "hallucinated spans below the threshold is at most 0.5." in shown
-    shown = " ".join(cocoa("calibrate", "--data", str(parts), *options, "--miss", "0.1").stdout.split())
+    shown = " ".join(cocoa("calibrate", "--data", parts, *options, "--miss", "0.1").stdout.split())
     assert "4 prompts are too few for a threshold above 0, which flags everything." in shown
 
 
@@ -300,7 +282,7 @@ def test_check_says_what_the_calibrator_was_not_fitted_for(
     cocoa: Cocoa, answers: Path, loads: list[object], tmp_path: Path, engine: CocoaEngine
 ) -> None:
     fitted(model_name="another", levels=("answer",)).save(tmp_path / "risk.json")
-    check = ["calibrate", "--data", str(answers), "--check", str(tmp_path / "risk.json"), "--draws", "20"]
+    check = ["calibrate", "--data", answers, "--check", str(tmp_path / "risk.json"), "--draws", "20"]
     for option, value, words in (
         ("--gamma", "0.5", "fitted with --gamma 0.3"),
         ("--final-layer", "pre_norm", "--final-layer post_norm"),
@@ -319,7 +301,7 @@ def test_check_says_what_the_calibrator_was_not_fitted_for(
 def test_check_leaves_out_what_has_one_class(cocoa: Cocoa, parts: Path, tmp_path: Path, engine: CocoaEngine) -> None:
     """Every answer has a wrong part, so as wholes they cannot be ranked."""
     fitted(model_name=engine.model_name).save(tmp_path / "risk.json")
-    check = ["calibrate", "--data", str(parts), "--check", str(tmp_path / "risk.json"), "--draws", "20", "--json"]
+    check = ["calibrate", "--data", parts, "--check", str(tmp_path / "risk.json"), "--draws", "20", "--json"]
     result = cocoa(*check)
     assert result.exit_code == 0, result.output
     assert list(json.loads(result.stdout)) == ["span"]
@@ -350,7 +332,7 @@ def test_calibrate_on_the_models_own_answers(cocoa: Cocoa, parts: Path, tmp_path
     questions = write(tmp_path / "questions.jsonl", rows)
     path = tmp_path / "risk.json"
     options = ["--folds", "2", "--draws", "20", "--max-new-tokens", "16"]
-    result = cocoa("calibrate", "--data", str(parts), "--questions", str(questions), "--out", str(path), *options)
+    result = cocoa("calibrate", "--data", parts, "--questions", str(questions), "--out", path, *options)
     assert result.exit_code == 0, result.output
     calibrator = RiskCalibrator.load(path)
     assert calibrator.span is not None
@@ -365,13 +347,13 @@ def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> 
     write(answers, supported)  # labels do not count
     options = [
         "--data",
-        str(answers),
+        answers,
         "--prompts",
         "3",
         "--max-new-tokens",
         "16",
         "--plot",
-        str(tmp_path / "a.svg"),
+        tmp_path / "a.svg",
         "--overwrite",
     ]
     result = cocoa("alpha", *options, "--json")
@@ -384,38 +366,6 @@ def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> 
     assert record["median"] == pytest.approx((ratios[(len(ratios) - 1) // 2] + ratios[len(ratios) // 2]) / 2)
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")
     assert f"median {record['median']:.2f}" in " ".join(cocoa("alpha", *options).stdout.split())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["signal", "--data", "none.csv", "--out", "o"], "no file or folder none.csv"),
-        (["signal", "--data", "{answers}", "--out", "{answers}/x"], "cannot be written to"),
-        (["signal", "--data", "{answers}", "--format", "xls", "--out", "o"], "unknown format 'xls'"),
-        (["signal", "--data", "{answers}"], "--out"),
-        (["calibrate", "--data", "{answers}", "--out", "r", "--recall", "0.5", "--miss", "0.1"], "give one of them"),
-        (["calibrate", "--data", "{answers}"], "give either --out FILE to fit a calibrator, or"),
-        (["calibrate", "--data", "{answers}", "--check", "embedded", "--miss", "0.1"], "a threshold cannot be chosen"),
-        (["calibrate", "--data", "{answers}", "--out", "r", "--miss", "0"], "must be above 0 and below 1"),
-        (["calibrate", "--data", "{answers}", "--check", "{answers}"], "not a calibrator"),
-        (["calibrate", "--out", "r"], "give --data PATH"),
-        (["calibrate", "--questions", "{answers}", "--out", "r", "--probe"], "--probe needs --data PATH"),
-        (["calibrate", "--data", "{answers}", "--check", "embedded", "--probe"], "nor a probe fitted"),
-        (["calibrate", "--data", "{answers}", "--out", "r", "--plot", "a.foo"], "must end in one of .eps"),
-        (["calibrate", "--questions", "{answers}", "--out", "r"], "question"),
-        (["alpha", "--data", "{answers}", "--alpha", "2"], "--alpha"),
-        (["alpha", "--data", "{answers}", "--plot", "x.foo"], "--plot x.foo: the name must end in one of .eps"),
-        (["alpha", "--data", "{answers}", "--plot", "x"], "must end in one of"),
-        (["alpha", "--data", "{answers}", "--plot", "/no/such/folder/x.png"], "--plot /no/such/folder/x.png cannot be"),
-    ],
-)
-def test_bad_input_is_said_before_a_model_is_loaded(
-    cocoa: Cocoa, answers: Path, loads: list[object], arguments: list[str], words: str
-) -> None:
-    result = cocoa(*(argument.format(answers=answers) for argument in arguments))
-    assert result.exit_code == 2
-    assert words in " ".join(result.stderr.split())
-    assert loads == []
 
 
 def test_a_missing_extra_is_said(
@@ -434,7 +384,7 @@ def test_a_missing_extra_is_said(
     monkeypatch.setattr("importlib.import_module", lambda name: without(name))
     monkeypatch.setattr("cocoa_engine.optional.import_module", lambda name: without(name))
     for command, package in (("signal", "scipy"), ("calibrate", "scikit-learn")):
-        result = cocoa(command, "--data", str(answers), "--out", "never")
+        result = cocoa(command, "--data", answers, "--out", "never")
         assert result.exit_code == 2
         assert f"needs {package}: pip install 'cocoa-integrations[risk]'" in result.stderr
     assert loads == []

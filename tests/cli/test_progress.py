@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
+import itertools
 import os
 import pty
 import re
@@ -19,19 +19,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from cocoa_engine import CocoaEngine, Runtime, Span, SpanStream
+from cocoa_engine import CocoaEngine, Span, SpanStream
 from cocoa_engine.cli import progress as module
 from cocoa_engine.cli.app import app
-from cocoa_engine.cli.ask import _screen
-from cocoa_engine.cli.output import can_redraw
+from cocoa_engine.cli.output import can_redraw, live
 from cocoa_engine.cli.progress import Progress, Stage, _duration
 from cocoa_engine.errors import ModelLoadError
 from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.lab import heads as lab_heads
 from tests.helpers.processes import read_terminal
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+Cocoa = Callable[..., Result]
 
 LINE = re.compile(r"(\d[\d,]* of \d[\d,]* [a-z][a-z0-9 ]*|[a-z].*), (\d+ h )?\d+ (s|min) (left|so far)")
 """A line after the name of the command."""
@@ -140,14 +140,6 @@ def test_a_closed_stderr_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
 # --- commands
 
 
-@pytest.fixture(scope="module")
-def tiny() -> CocoaEngine:
-    model = tiny_model("llama", seed=6, max_position_embeddings=2048)
-    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(max_batch_size=2), model_name="tiny")
-    engine.generate("Hello", max_new_tokens=1)
-    return engine
-
-
 @pytest.fixture
 def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step of a command takes long enough for a line."""
@@ -162,35 +154,13 @@ def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def cocoa(tiny: CocoaEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+def cocoa(tiny_cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cocoa:
     """Runs ``cocoa`` on a tiny model, which passes for one that finds needles."""
-    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: tiny)
-    monkeypatch.setattr(lab_heads, "RECALLED", -1.0)
-    monkeypatch.setattr(lab_heads, "MIN_SPANS", 5)
-    monkeypatch.setattr(lab_heads, "MAX_NEW_TOKENS", 6)
-    monkeypatch.setattr(lab_heads, "PROMPTS", 4)
+    for name, value in {"RECALLED": -1.0, "MIN_SPANS": 5, "MAX_NEW_TOKENS": 6, "PROMPTS": 4}.items():
+        monkeypatch.setattr(lab_heads, name, value)
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "own"))
-    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
-    return lambda *args: CliRunner().invoke(app, list(map(str, args)), prog_name="cocoa")
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> dict[str, Path]:
-    words = ("red", "blue", "old", "new", "big", "cold", "wet", "dry")
-    texts, questions, rows = [], [], []
-    for number, word in enumerate(words):
-        source, text = f"A {word} house.", f"It is {word} and {words[number - 1]}."
-        row = {"prompt": f"Text: {source} Summary:", "text": text, "spans": [[9, len(text)]], "source": source}
-        texts += [{"id": f"{number}a", **row}, {"id": f"{number}b", **row, "text": f"It is {word}.", "spans": []}]
-        questions.append({"question": f"Is it {word}?", "answers": ["e" if number % 2 else "zebra"]})
-        rows.append({"prompt": "It is", "text": f" {word}."})
-    tasks = [{"question": f"Is it {word}?", "answer": "It is. #### 1"} for word in words]
-    files = {}
-    for name, lines in (("texts", texts), ("questions", questions), ("rows", rows), ("tasks", tasks)):
-        files[name] = tmp_path / f"{name}.jsonl"
-        files[name].write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
-    return files
+    return tiny_cocoa
 
 
 FITS = ["--folds", "2", "--draws", "20", "--max-new-tokens", "6"]
@@ -207,19 +177,14 @@ COMMANDS = {
     "score": ["score", "--rows", "{rows}", "--out", "{out}.jsonl"],
     "eval": ["eval", "gsm8k", "--data", "{tasks}", "--max-new-tokens", "6", "--out", "{out}"],
 }
-LOADING = {name: COMMANDS[name] for name in ("heads", "score", "eval")} | {
-    "ask": ["ask", "Who?"],
-    "chat": ["chat"],
-    "serve": ["serve", "--port", "0"],
-}
+LOADING = {name: COMMANDS[name] for name in ("heads", "score", "eval")}
+LOADING |= {"ask": ["ask", "Who?"], "chat": ["chat"], "serve": ["serve", "--port", "0"]}
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn", "divided_once", "slow_steps")
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_long_command_prints_lines(
-    cocoa: Callable[..., Result], data: dict[str, Path], tmp_path: Path, name: str
-) -> None:
+def test_a_long_command_prints_lines(cocoa: Cocoa, data: dict[str, Path], tmp_path: Path, name: str) -> None:
     command = [word.format(**data, out=tmp_path / "out") for word in COMMANDS[name]]
     result = cocoa(*command)
     if name != "calibrate --questions":  # the tiny model's answers may all be wrong
@@ -234,7 +199,7 @@ def test_a_long_command_prints_lines(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOADING)
 def test_loading_prints_lines(
-    cocoa: Callable[..., Result], data: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+    cocoa: Cocoa, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     def slow(*_: object, **__: object) -> CocoaEngine:
         time.sleep(0.2)
@@ -249,9 +214,7 @@ def test_loading_prints_lines(
     assert result.exit_code == 2
 
 
-def test_a_long_answer_and_a_long_prompt_print_lines(
-    cocoa: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_answer_and_a_long_prompt_print_lines(cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.01)
     monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 4)
     span = SpanStream.__next__
@@ -295,16 +258,13 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple
     os.close(master)
 
 
-HEADS = COMMANDS["heads"]
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("cocoa", "slow_steps")
 @pytest.mark.parametrize("color", [True, False])
 def test_a_terminal_gets_one_bar_that_is_gone_at_the_end(
     on_terminal: Callable[..., tuple[str, str]], color: bool
 ) -> None:
-    shown, printed = on_terminal(*HEADS, **({} if color else {"NO_COLOR": "1"}))
+    shown, printed = on_terminal(*COMMANDS["heads"], **({} if color else {"NO_COLOR": "1"}))
     assert re.search(r"━.* of 15 needles, ", shown)
     assert re.search(r"━.* of 6 prompts, ", shown)
     assert "heads: " not in shown
@@ -315,7 +275,7 @@ def test_a_terminal_gets_one_bar_that_is_gone_at_the_end(
     assert "written to" in printed.lower()
 
 
-@pytest.mark.parametrize("drawn", [lambda console: Progress("ask").stage("answering"), _screen])
+@pytest.mark.parametrize("drawn", [lambda console: Progress("ask").stage("answering"), live])
 def test_the_cursor_is_visible_if_the_process_is_killed(
     drawn: Callable[[Console], AbstractContextManager[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,47 +290,28 @@ def test_the_cursor_is_visible_if_the_process_is_killed(
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
 
 
-@pytest.fixture
-def signalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type, str, signal.Signals], None]]:
-    """Makes the second call of a method get a signal. If no command takes it, the test fails."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_keeps_the_rows_so_far(
+    cocoa: Cocoa, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    """If the command does not take the signal, the test fails."""
 
     def not_taken(number: int, frame: object) -> None:
         pytest.fail("SIGTERM would end the process")
 
-    before = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: not_taken}
-    before = {number: signal.signal(number, handler) for number, handler in before.items()}  # type: ignore[arg-type]
+    calls, score = itertools.count(1), CocoaEngine.score
 
-    def receive(owner: type, name: str, number: signal.Signals) -> None:
-        calls = 0
-        method = getattr(owner, name)
+    def called(*args: object, **options: object) -> object:
+        if next(calls) == 2:
+            signal.raise_signal(number)
+        return score(*args, **options)
 
-        def called(*args: object, **options: object) -> object:
-            nonlocal calls
-            calls += 1
-            if calls == 2:
-                signal.raise_signal(number)
-            return method(*args, **options)
-
-        monkeypatch.setattr(owner, name, called)
-
-    yield receive
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
-
-
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_signal_keeps_the_rows_so_far(
-    cocoa: Callable[..., Result],
-    data: dict[str, Path],
-    signalled: Callable[..., None],
-    number: signal.Signals,
-    code: int,
-) -> None:
-    signalled(CocoaEngine, "score", number)
+    monkeypatch.setattr(CocoaEngine, "score", called)
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: not_taken}
+    before = {each: signal.signal(each, handler) for each, handler in handlers.items()}  # type: ignore[arg-type]
     result = cocoa("score", "--rows", data["rows"], "--out", "out.jsonl")
+    for each, handler in before.items():
+        signal.signal(each, handler)
     assert result.exit_code == code
     kept = Path("out.jsonl.incomplete").resolve()
     assert result.stderr == f"cocoa: 1 rows are kept in {kept}\ncocoa: interrupted\n"
@@ -385,6 +326,6 @@ def test_the_bar_is_one_line_whatever_the_stage_is_called(name: str, width: int)
         with progress.stage(one):
             console = Console(width=width)
             with console.capture() as captured:
-                console.print(progress._drawn(width))
+                console.print(progress._drawn(console))
         assert len(captured.get().splitlines()) == 1
         assert "s so far" in captured.get() or width < 40

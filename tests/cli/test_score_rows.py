@@ -118,21 +118,3 @@ def test_the_command(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path) -> None:
     html = page.read_text(encoding="utf-8")
     assert 'class="cocoa-verdict"' in html
     assert "Seine" in html
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--rows", "{file}"),
-        ("--out", "{file}"),
-        ("--prompt", "a"),
-        ("--text", "a"),
-        ("--rows", "{file}", "--out", "{file}x", "--json"),
-    ],
-)
-def test_options_that_make_no_sense(cocoa: Cocoa, tmp_path: Path, options: tuple[str, ...]) -> None:
-    file = tmp_path / "in.jsonl"
-    file.write_text("{}\n", encoding="utf-8")
-    result = cocoa("score", *(option.format(file=file) for option in options))
-    assert result.exit_code == 2
-    assert "--rows" in result.stderr

@@ -12,49 +12,37 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import Result
 
-from cocoa_engine import CocoaEngine, RiskCalibrator
-from cocoa_engine.cli.output import make_folder, reserved
+from cocoa_engine import CocoaEngine, RiskCalibrator, SpanStream
+from cocoa_engine.cli.output import reserved
 from cocoa_engine.errors import ConfigError, OutputError
+from cocoa_engine.lab.fit_calibrator import verdict
 from cocoa_engine.output_files import append, draft_of, locked, open_in_place, require_writable, write_file
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
 from tests.helpers.mutations import outcome
 from tests.helpers.processes import limited
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 Cocoa = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
-def engine() -> CocoaEngine:
-    return CocoaEngine(tiny_model("llama", seed=6), tiny_tokenizer(), model_name="tiny")
+def engine(tiny: CocoaEngine) -> CocoaEngine:
+    return tiny
 
 
 @pytest.fixture
-def labelled(tmp_path: Path) -> Path:
-    rows = [
-        {
-            "id": str(number),
-            "prompt": f"Question {number}:",
-            "text": "yes, no.",
-            "spans": [[0, 3]] if number % 2 else [],
-        }
-        for number in range(6)
-    ]
-    path = tmp_path / "labelled.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return path
+def labelled(data: dict[str, Path]) -> Path:
+    return data["texts"]
 
 
 ASK = ("ask", "Hello", "--raw", "--max-new-tokens", "4")
-
-
-# --- the helpers
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -105,8 +93,7 @@ def test_nobody_else_reads_a_draft_and_the_file_gets_its_mode(shared: Path) -> N
         try:
             with draft_of(file) as draft:
                 (there,) = shared.iterdir()
-                assert there == Path(draft.name)
-                assert there.stat().st_mode & 0o777 == 0o600
+                assert (there, there.stat().st_mode & 0o777) == (Path(draft.name), 0o600)
                 assert os.umask(umask) == umask
         finally:
             os.umask(before)
@@ -125,13 +112,9 @@ def test_the_mode_of_another_user_s_file_is_not_taken(shared: Path) -> None:
     file.chmod(0o666)
     os.chown(file, 12345, 12345)
     write_file(file, "new")
-    assert (file.stat().st_uid, file.stat().st_mode & 0o777) == (os.getuid(), 0o666 & ~read_umask())
-
-
-def read_umask() -> int:
     umask = os.umask(0o022)
     os.umask(umask)
-    return umask
+    assert (file.stat().st_uid, file.stat().st_mode & 0o777) == (os.getuid(), 0o666 & ~umask)
 
 
 @posix
@@ -156,13 +139,9 @@ def test_another_user_s_link_is_not_followed(shared: Path, victim: Path) -> None
     over.symlink_to(link)
     os.chown(link, 12345, 12345, follow_symlinks=False)
     for file in (link, over):
-        for write in (write_file, append):
+        for write in (partial(write_file, data=b"new"), partial(append, data=b"new"), require_writable, open_in_place):
             with pytest.raises(ConfigError, match="is a link of another user"):
-                write(file, b"new")
-        with pytest.raises(ConfigError, match="is a link of another user"):
-            require_writable(file)
-        with pytest.raises(ConfigError, match="is a link of another user"):
-            open_in_place(file)
+                write(file)
     assert victim.read_text() == "secret"
     assert sorted(each.name for each in shared.iterdir()) == ["over.json", "results.json"]
 
@@ -171,7 +150,8 @@ def test_another_user_s_link_is_not_followed(shared: Path, victim: Path) -> None
 def test_links_in_the_place_of_locks_and_trials_lead_nowhere(shared: Path, victim: Path) -> None:
     for name in (".risk.json.lock", ".lock", ".writable"):
         (shared / name).symlink_to(victim)
-    make_folder(shared)
+    with reserved(shared / "other.json", overwrite=False):
+        pass
     require_writable(shared / "risk.json")
     for path in (shared, shared / "risk.json"):
         with pytest.raises(ConfigError), locked(path):
@@ -254,15 +234,14 @@ def test_a_command_leaves_alone_what_another_process_writes(
     """It says so before it loads the model."""
     file = tmp_path / written
     file.parent.mkdir(exist_ok=True)
+    before = sorted(file.parent.iterdir())
     with held(file):
-        refused = cocoa(command, "--data", str(labelled), "--out", str(tmp_path / out), "--overwrite")
+        refused = cocoa(command, "--data", labelled, "--out", str(tmp_path / out), "--overwrite")
     assert refused.exit_code == 2
     assert f"another process is using {file}; wait for it" in " ".join(refused.stderr.split())
     assert loads == []
-    assert [each.name for each in file.parent.iterdir() if each != labelled] == []
+    assert sorted(file.parent.iterdir()) == before
 
-
-# --- every writer
 
 WRITES = re.compile(
     r"write_text\(|write_bytes\(|ParquetWriter\(|save_pretrained\(|savetxt\(|\.to_csv\(|\.to_parquet\("
@@ -300,14 +279,14 @@ def test_scored_rows_replace_a_file_when_all_are_scored(
 
     with monkeypatch.context() as patched:
         patched.setattr(engine, "score", score_then_ctrl_c)
-        stopped = cocoa("score", "--rows", str(labelled), "--out", str(out))
+        stopped = cocoa("score", "--rows", labelled, "--out", str(out))
         assert stopped.exit_code == 130
     assert f"1 rows are kept in {out}.incomplete" in " ".join(stopped.stderr.split())
     assert out.read_text() == "kept"
     (row,) = (tmp_path / f"out.{suffix}.incomplete").read_text().splitlines()
     assert "risk" in json.loads(row)
     assert not list(tmp_path.glob(".*"))
-    result = cocoa("score", "--rows", str(labelled), "--out", str(out))
+    result = cocoa("score", "--rows", labelled, "--out", str(out))
     assert result.exit_code == 0
     assert f"{out} is replaced" in result.stderr.replace("\n", " ")
     assert out.read_bytes() != b"kept"
@@ -317,8 +296,8 @@ def test_the_file_that_is_read_is_not_written(cocoa: Cocoa, labelled: Path, tmp_
     given, link = labelled.read_text(), tmp_path / "link"
     link.symlink_to(labelled)
     for arguments in (
-        ("score", "--rows", str(labelled), "--out", str(labelled)),
-        ("score", "--rows", str(labelled), "--out", str(link)),
+        ("score", "--rows", labelled, "--out", labelled),
+        ("score", "--rows", labelled, "--out", str(link)),
         (*ASK, "--svg", str(tmp_path / "a"), "--html", str(tmp_path / "a")),
     ):
         refused = cocoa(*arguments)
@@ -329,7 +308,7 @@ def test_the_file_that_is_read_is_not_written(cocoa: Cocoa, labelled: Path, tmp_
 
 def test_a_page_is_whole_or_missing(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path, monkeypatch: Any) -> None:
     page, picture = tmp_path / "page.html", tmp_path / "picture.svg"
-    options = ("--html", str(page), "--svg", str(picture))
+    options = ("--html", page, "--svg", picture)
 
     def fail(*_: object, **__: object) -> Any:
         raise RuntimeError("no decode")
@@ -361,7 +340,7 @@ def test_results_are_not_overwritten(
 ) -> None:
     file = tmp_path / name
     file.write_text("kept")
-    data = () if command == "heads" else ("--data", str(labelled))
+    data = () if command == "heads" else ("--data", labelled)
     out = {"signal": ("--out", str(tmp_path)), "alpha": ("--plot", str(file))}
     refused = cocoa(command, *data, *out.get(command, ("--out", str(tmp_path / "out.json"))))
     assert refused.exit_code == 2
@@ -370,32 +349,27 @@ def test_results_are_not_overwritten(
     assert loads == []
 
 
-# --- Ctrl-C
-
-
 @pytest.fixture
 def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """Is pressed after the first given answer was fed."""
-    # modules that are imported only now would keep the patched function
-    import cocoa_engine.lab.fit_calibrator
-    import cocoa_engine.lab.self_made  # noqa: F401
 
-    for module in ("forced", "fit_calibrator", "self_made"):
-        monkeypatch.setattr(f"cocoa_engine.lab.{module}.force", _one_then_ctrl_c)
+    def one_then_ctrl_c(*_: object, advance: Callable[[int], None], **__: object) -> Iterator[Any]:
+        advance(1)
+        yield from ()
+        raise KeyboardInterrupt
 
-
-def _one_then_ctrl_c(*_: object, advance: Callable[[int], None], **__: object) -> Iterator[Any]:
-    advance(1)
-    yield from ()
-    raise KeyboardInterrupt
+    # all are imported first: one that is imported later would keep the patched function
+    modules = [import_module(f"cocoa_engine.lab.{name}") for name in ("forced", "fit_calibrator", "self_made")]
+    for module in modules:
+        monkeypatch.setattr(module, "force", one_then_ctrl_c)
 
 
 @pytest.mark.parametrize("command", ["signal", "calibrate"])
 def test_ctrl_c_says_what_is_lost(cocoa: Cocoa, ctrl_c: None, labelled: Path, tmp_path: Path, command: str) -> None:
     out = tmp_path / "out"
-    result = cocoa(command, "--data", str(labelled), "--out", str(out))
+    result = cocoa(command, "--data", labelled, "--out", str(out))
     assert result.exit_code == 130
-    assert "1 of 6 were done; they are lost, and nothing was written" in " ".join(result.stderr.split())
+    assert "1 of 24 were done; they are lost, and nothing was written" in " ".join(result.stderr.split())
     assert result.stderr.endswith("cocoa: interrupted\n")
     assert "Traceback" not in result.output
     assert not out.is_file()
@@ -405,8 +379,6 @@ def test_ctrl_c_says_what_is_lost(cocoa: Cocoa, ctrl_c: None, labelled: Path, tm
 @pytest.mark.parametrize("json_output", [False, True])
 def test_ctrl_c_keeps_the_spans_so_far(cocoa: Cocoa, tmp_path: Path, json_output: bool, monkeypatch: Any) -> None:
     seen: list[Any] = []
-    from cocoa_engine.stream import SpanStream
-
     next_span = SpanStream.__next__
 
     def until_ctrl_c(stream: SpanStream) -> Any:
@@ -417,16 +389,13 @@ def test_ctrl_c_keeps_the_spans_so_far(cocoa: Cocoa, tmp_path: Path, json_output
 
     monkeypatch.setattr(SpanStream, "__next__", until_ctrl_c)
     page = tmp_path / "page.html"
-    result = cocoa(*ASK, "--html", str(page), *(["--json"] if json_output else []))
+    result = cocoa(*ASK, "--html", page, *(["--json"] if json_output else []))
     assert result.exit_code == 130
     assert result.stdout == ("" if json_output else f"{seen[0].text}\n")
     assert "no file was written" in result.stderr
     assert ("no JSON is printed" if json_output else "1 spans were decoded") in result.stderr
     assert result.stderr.endswith("cocoa: interrupted\n")
     assert not page.exists()
-
-
-# --- the model
 
 
 @pytest.mark.slow
@@ -448,13 +417,8 @@ def test_the_model_is_an_option_and_an_argument(cocoa: Cocoa, loads: list[Any]) 
     assert loads == []
 
 
-# --- the verdict
-
-
 @pytest.mark.slow
 def test_a_fit_that_is_worth_nothing_is_said() -> None:
-    from cocoa_engine.lab.fit_calibrator import verdict
-
     good = risk(labelled_items(signal=2.0)).validation
     assert verdict(good, "span").finding == "holds"
     useless = risk(labelled_items(signal=0.0, seed=3)).validation
@@ -487,8 +451,6 @@ def test_strict_calibration_exits_with_1(cocoa: Cocoa, tmp_path: Path, engine: C
     strict = cocoa(*options, "--check", str(out), "--strict")
     assert strict.exit_code == (0 if found == "holds" else 1)
 
-
-# --- pipes, devices and descriptors
 
 LIMIT = 60.0
 """Seconds after which a test counts as hanging."""
@@ -609,11 +571,11 @@ def test_a_descriptor_is_written(tmp_path: Path) -> None:
 @posix
 def test_rows_are_scored_into_a_pipe(cocoa: Cocoa, labelled: Path, pipe: Path, tmp_path: Path) -> None:
     with read_to_its_end(pipe) as read:
-        result = cocoa("score", "--rows", str(labelled), "--out", str(pipe))
+        result = cocoa("score", "--rows", labelled, "--out", str(pipe))
     assert result.exit_code == 0, result.output
-    assert len([json.loads(line) for line in read[0].splitlines()]) == 6
+    assert len([json.loads(line) for line in read[0].splitlines()]) == 24
     assert "is replaced" not in result.output
     os.mkfifo(tmp_path / "rows.parquet")
-    refused = within_limit(lambda: cocoa("score", "--rows", str(labelled), "--out", str(tmp_path / "rows.parquet")))
+    refused = within_limit(lambda: cocoa("score", "--rows", labelled, "--out", str(tmp_path / "rows.parquet")))
     assert refused.exit_code == 2
     assert "to which Parquet cannot be written" in " ".join(refused.output.split())

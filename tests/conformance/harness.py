@@ -18,11 +18,13 @@ QUESTIONS = [
 ]
 LENGTH = 12
 
-CHOICES = """\
-task: cocoa_choices
+TASK = """\
+task: cocoa_NAME
 dataset_path: json
 dataset_kwargs: {data_files: {test: DATA}}
 test_split: test
+"""
+CHOICES = """\
 output_type: multiple_choice
 doc_to_text: "{{question}}"
 doc_to_choice: "{{choices}}"
@@ -31,10 +33,6 @@ target_delimiter: ""
 metric_list: [{metric: acc}]
 """
 ANSWERS = """\
-task: cocoa_answers
-dataset_path: json
-dataset_kwargs: {data_files: {test: DATA}}
-test_split: test
 output_type: generate_until
 doc_to_text: "{{question}} what? Answer in a few words."
 doc_to_target: "{{choices[answer]}}"
@@ -57,14 +55,9 @@ def run_harness(tools: Tools) -> str:
     engine.tokenizer.save_pretrained(tokenizer)
     name = engine.model_name
     with served(max_new_tokens=LENGTH) as address:
-        completions = {
-            "base_url": f"{address}/v1/completions",
-            "tokenizer": str(tokenizer),
-            "tokenizer_backend": "huggingface",
-            "max_length": 2048,
-            "batch_size": 3,
-        }
-        over_http = _samples("local-completions", {"model": name, **completions}, "cocoa_choices", folder)
+        completions = {"model": name, "base_url": f"{address}/v1/completions", "max_length": 2048, "batch_size": 3}
+        completions |= {"tokenizer": str(tokenizer), "tokenizer_backend": "huggingface"}
+        over_http = _samples("local-completions", completions, "cocoa_choices", folder)
         chat = {"model": name, "base_url": f"{address}/v1/chat/completions", "num_concurrent": 2}
         answers = _samples("local-chat-completions", chat, "cocoa_answers", folder, chat=True)
     in_process = _samples(CocoaLM(engine=engine), {}, "cocoa_choices", folder)
@@ -86,7 +79,8 @@ def _write_tasks(folder: Path) -> None:
     rows = [{"question": question, "choices": choices, "answer": answer} for question, choices, answer in QUESTIONS]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     for name, text in (("choices", CHOICES), ("answers", ANSWERS)):
-        filled = text.replace("DATA", json.dumps(str(data))).replace("LENGTH", str(LENGTH))
+        filled = (TASK + text).replace("DATA", json.dumps(str(data))).replace("LENGTH", str(LENGTH))
+        filled = filled.replace("NAME", name)
         (folder / f"{name}.yaml").write_text(filled, encoding="utf-8")
 
 

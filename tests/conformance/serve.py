@@ -11,12 +11,7 @@ from cocoa_integrations.server.process import DrainingServer
 
 
 def main(max_new_tokens: int, **settings: object) -> None:
-    """Serve until a signal comes.
-
-    Args:
-        max_new_tokens: for requests that name no limit, so that no suite waits for long answers.
-        **settings: those of the server.
-    """
+    """Serve until a signal comes. Requests that name no limit get few tokens: no suite waits for long answers."""
     engine = CocoaEngine.from_pretrained(dtype="float32", config=CocoaConfig(max_new_tokens=max_new_tokens))
     DrainingServer(create_app(engine, ServerSettings(**settings)), log_level="warning").run()
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.conformance import harness, json_schema, npm, templates, vocabularies
-from tests.conformance.tools import SuiteError, Tools, run, served
+from tests.conformance import harness, json_schema, templates, vocabularies
+from tests.conformance.tools import INSTALL, SuiteError, Tools, run, served
 
 OPENAI_NAMES = ("SmolLM2-135M-Instruct", "gpt-6-astra", "gpt-3.5-turbo-instruct")
 """The names of models in openai-python's tests. They ask for the first by its name."""
@@ -22,9 +22,9 @@ LLAMA_CPP_TESTS = (
 LLAMA_CPP_KEY = "sk-this-is-the-secret-key"
 
 LITELLM_CHECKS = "litellm_checks.py"
-
-SCHEMATHESIS_SECONDS = 300
-"""For all routes together."""
+NPM_PACKAGES = ("openai@6.49.0", "ai@6.0.326", "@ai-sdk/openai-compatible@2.0.92", "zod@4.6.7")
+NPM_SCRIPT = "clients.mjs"
+SCHEMATHESIS_SECONDS = 300  # for all routes together
 
 
 def openai_python(tools: Tools) -> str:
@@ -77,13 +77,27 @@ def litellm(tools: Tools) -> str:
         return tools.pytest("litellm", folder, LITELLM_CHECKS, "--rootdir", ".", "-c", "/dev/null", **settings)
 
 
+def npm(tools: Tools) -> str:
+    """Clients in JavaScript: npm's ``openai``, and ``ai`` with ``@ai-sdk/openai-compatible``, streaming with tools."""
+    if shutil.which("node") is None:
+        raise SuiteError("node is not installed")
+    folder = tools.folder / "npm"
+    folder.mkdir(exist_ok=True)
+    if not (folder / "node_modules").is_dir():
+        run(["npm", "install", "--no-audit", "--no-fund", *NPM_PACKAGES], limit=INSTALL, cwd=folder)
+    shutil.copy(Path(__file__).parent / NPM_SCRIPT, folder)
+    with served() as address:
+        output = run(["node", NPM_SCRIPT, f"{address}/v1"], limit=300, cwd=folder)
+    return output.strip().splitlines()[-1]
+
+
 SUITES: dict[str, Callable[[Tools], str]] = {
     "openai-python": openai_python,
     "llama-cpp": llama_cpp,
     "schemathesis": schemathesis,
     "lm-eval": harness.run_harness,
     "litellm": litellm,
-    "npm": npm.run_npm,
+    "npm": npm,
     "json-schema": json_schema.run_json_schema,
     "templates": templates.run_templates,
     "vocabularies": vocabularies.run_vocabularies,

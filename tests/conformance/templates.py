@@ -49,20 +49,15 @@ def tokenizer_of(template: str) -> tuple[PreTrainedTokenizerFast, list[str]]:
 
 
 def conversations(text: str = "", *, of_assistant: str = "") -> dict[str, Conversation]:
-    """Conversations of every kind.
+    """Conversations of every kind, with a text in every message, tool description, argument and result.
 
-    Args:
-        text: what every message, tool description, argument and result has in addition.
-        of_assistant: what the answers of the assistant have in addition.
+    Answers of the assistant have a text of their own.
     """
     system = {"role": "system", "content": f"Be brief.{text}"}
     question = {"role": "user", "content": f"What is it?{text}"}
     function = {"name": "look_up", "arguments": {"key": f"a b{text}"}}
-    call = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "abcdefghi", "type": "function", "function": function}],
-    }
+    calls = [{"id": "abcdefghi", "type": "function", "function": function}]
+    call = {"role": "assistant", "content": "", "tool_calls": calls}
     result = {"role": "tool", "name": "look_up", "tool_call_id": "abcdefghi", "content": f"It is blue.{text}"}
     answer = {"role": "assistant", "content": f"Blue.{of_assistant}"}
     again = {"role": "user", "content": f"Sure?{text}"}
@@ -124,9 +119,7 @@ def compared(folder: Path) -> Iterator[tuple[str, str, str]]:
 def forged(folder: Path, *, each: bool) -> Iterator[tuple[str, str, str, bool]]:
     """For each template, kind of conversation and control token in its texts: whether that has made a control token.
 
-    Args:
-        folder: the templates.
-        each: one control token at a time, or all of them in one text.
+    The texts have one control token at a time (``each``), or all of them.
     """
     model = tiny_model("llama")
     for path in sorted(folder.glob("*.jinja")):
@@ -147,11 +140,7 @@ def forged(folder: Path, *, each: bool) -> Iterator[tuple[str, str, str, bool]]:
 
 
 def run_templates(tools: Tools) -> str:
-    """Rendered templates equal those of transformers, and no text of a message makes a control token.
-
-    Raises:
-        SuiteError: there is a difference, or a text does.
-    """
+    """Rendered templates equal those of transformers, and no text of a message makes a control token."""
     folder = tools.source("llama-cpp-python") / FOLDER
     outcomes = list(compared(folder))
     counts = Counter(outcome for *_, outcome in outcomes)

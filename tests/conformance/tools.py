@@ -52,12 +52,7 @@ class SuiteError(Exception):
 
 @dataclass(frozen=True)
 class Tools:
-    """Where the suites' own packages are.
-
-    Attributes:
-        folder: what is downloaded and written.
-        python: the interpreter of the environment with ``requirements.txt``.
-    """
+    """The folder of what is downloaded and written, and the interpreter with the suites' packages."""
 
     folder: Path
     python: str
@@ -78,19 +73,7 @@ class Tools:
         return unpacked
 
     def pytest(self, suite: str, folder: Path, *args: str, only: str = "", limit: int = 900, **environment: str) -> str:
-        """Run tests without those that the list omits, and return their counts.
-
-        Args:
-            suite: the suite's name in the list.
-            folder: where pytest runs.
-            *args: files and options of pytest.
-            only: an expression that chooses tests.
-            limit: seconds for the whole run.
-            **environment: variables to set.
-
-        Raises:
-            SuiteError: a test failed, or none was run.
-        """
+        """Run tests that ``only`` chooses, without those that the list omits for a suite, and return their counts."""
         left_out = " or ".join(f"({one})" for one in OMITTED.get(suite, {}))
         chosen = " and ".join(filter(None, [only and f"({only})", left_out and f"not ({left_out})"]))
         report = self.folder / f"{suite}.xml"
@@ -127,18 +110,7 @@ def free_port() -> int:
 
 @contextmanager
 def served(*, max_new_tokens: int = 24, **settings: Any) -> Iterator[str]:
-    """A server in a process of its own, which ends with the block.
-
-    Args:
-        max_new_tokens: for requests that name no limit.
-        **settings: those of the server.
-
-    Returns:
-        Its address, without a path.
-
-    Raises:
-        SuiteError: it does not start.
-    """
+    """The address, without a path, of a server in a process of its own, which ends with the block."""
     port = free_port()
     options = {"port": port, "max_new_tokens": max_new_tokens, "shutdown_timeout": 0, **settings}
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
@@ -171,21 +143,10 @@ def _wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def run(command: Sequence[str], *, limit: int, cwd: Path = ROOT, environment: Mapping[str, str] | None = None) -> str:
-    """Run a command and return its output.
-
-    Raises:
-        SuiteError: it failed. The message has the end of its output.
-    """
-    result = subprocess.run(
-        command,
-        cwd=cwd,
-        env={**os.environ, **(environment or {})},
-        timeout=limit,
-        check=False,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    """Run a command and return its output, or raise an error with the end of it."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    variables = {**os.environ, **(environment or {})}
+    result = subprocess.run(command, cwd=cwd, env=variables, timeout=limit, check=False, **streams)
     if result.returncode:
         raise SuiteError(f"{command[0]} ended with {result.returncode}:\n{result.stdout[-6000:]}")
     return result.stdout

@@ -19,14 +19,7 @@ from transformers import (
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
 from tests.helpers.prompts import LONG, PROMPTS
 from tests.helpers.reference import FullForward, Reference, ReferenceGeneration, assert_same
-from tests.helpers.tiny_models import (
-    ARCHITECTURES,
-    EOS,
-    NUM_LAYERS,
-    VOCAB_SIZE,
-    tiny_model,
-    tiny_tokenizer,
-)
+from tests.helpers.tiny_models import ARCHITECTURES, EOS, NUM_LAYERS, VOCAB_SIZE, tiny_model, tiny_tokenizer
 
 KNIFE_EDGE = 1e-4
 """A decision nearer than this may fall either way by rounding; such cases are counted and left out."""
@@ -41,6 +34,18 @@ def check(actual: Generation, expected: ReferenceGeneration) -> None:
         compared["on a knife edge"] += 1
     else:
         assert_same(actual, expected)
+
+
+def compare(
+    engine: CocoaEngine, forward: FullForward, config: CocoaConfig, prompt: list[int], *answers: Generation, **more: Any
+) -> tuple[Generation, ReferenceGeneration]:
+    """Check answers to a prompt, and the engine's own one. Returns this and the expected one."""
+    answer = engine.generate(prompt, config=config, **more)
+    forward.foresee(prompt, answer)
+    expected = Reference(forward, engine.tokenizer, config, **more).generate(prompt)
+    for each in (answer, *answers):
+        check(each, expected)
+    return answer, expected
 
 
 @cache
@@ -91,13 +96,8 @@ CASES = [
 @pytest.mark.parametrize(("architecture", "settings", "number"), CASES)
 def test_grid_on_tiny_models(architecture, settings, number):
     engine, forward = tiny(architecture)
-    config = CocoaConfig(max_new_tokens=12, **settings)
-    prompt = random_prompt(number)
-
-    answer = engine.generate(prompt, config=config)
-    forward.foresee(prompt, answer)
-
-    check(answer, Reference(forward, engine.tokenizer, config).generate(prompt))
+    config, prompt = CocoaConfig(max_new_tokens=12, **settings), random_prompt(number)
+    answer, _ = compare(engine, forward, config, prompt)
     stream = engine.stream(prompt, config=config)
     assert list(stream) == answer.spans
     assert stream.generation == answer
@@ -109,14 +109,8 @@ def test_ragged_batch_on_tiny_models(architecture):
     engine, forward = tiny(architecture)
     config = CocoaConfig(max_new_tokens=8, max_candidates=3, middle_layers=(1, 4))
     prompts = [random_prompt(seed, length) for seed, length in enumerate([9, 1, 23])]
-
-    answers = engine.generate_batch(prompts, config=config)
-
-    for prompt, answer in zip(prompts, answers, strict=True):
-        forward.foresee(prompt, answer)
-        expected = Reference(forward, engine.tokenizer, config).generate(prompt)
-        check(answer, expected)
-        check(engine.generate(prompt, config=config), expected)
+    for prompt, answer in zip(prompts, engine.generate_batch(prompts, config=config), strict=True):
+        compare(engine, forward, config, prompt, answer)
 
 
 REAL_SETTINGS: list[dict[str, Any]] = [
@@ -144,26 +138,15 @@ def test_real_model(float32_engine, real_forward, names, settings):
     batch = float32_engine.generate_batch(prompts, config=config)
     for prompt, from_batch in zip(prompts, batch, strict=True):
         ids = float32_engine.tokenizer(prompt).input_ids
-        answer = float32_engine.generate(prompt, config=config)
-        real_forward.foresee(ids, answer)
-        expected = Reference(real_forward, float32_engine.tokenizer, config).generate(ids)
-        check(answer, expected)
-        check(from_batch, expected)
-        assert answer.usage.prompt_tokens == len(ids)
+        compare(float32_engine, real_forward, config, ids, from_batch)
+        assert from_batch.usage.prompt_tokens == len(ids)
 
 
 def test_long_context_on_the_real_model(float32_engine, real_forward):
     config = CocoaConfig(max_new_tokens=2, max_candidates=2, max_span_tokens=2)
     ids = float32_engine.tokenizer(LONG).input_ids
     assert 1_000 < len(ids) < 1_100
-    answer = float32_engine.generate(LONG, config=config)
-    real_forward.foresee(ids, answer)
-    expected = Reference(real_forward, float32_engine.tokenizer, config).generate(ids)
-    assert expected.risk_points > 0
-    check(answer, expected)
-
-
-# One thing at a time.
+    assert compare(float32_engine, real_forward, config, ids)[1].risk_points > 0
 
 
 @pytest.mark.slow
@@ -177,15 +160,9 @@ def test_branches_that_end_early(architecture, boundary):
     uneven = 0
     for seed in range(3):
         config = CocoaConfig(max_new_tokens=10, max_span_tokens=5, span_boundary=boundary, gamma=0.15)
-        answer = engine.generate(random_prompt(seed), config=config)
-        forward.foresee(random_prompt(seed), answer)
-        expected = Reference(forward, engine.tokenizer, config).generate(random_prompt(seed))
-        check(answer, expected)
+        _, expected = compare(engine, forward, config, random_prompt(seed))
         uneven += any(len({len(c.token_ids) for c in span.candidates}) > 1 for span in expected.spans)
     assert uneven > 0 or boundary == "left"
-
-
-# Sampling.
 
 
 def test_sampled_branches_follow_the_seed():
@@ -224,9 +201,6 @@ def test_branches_are_sampled_from_softmax_of_score_by_temperature():
         assert abs(share - p) < 4 * (p * (1 - p) / draws) ** 0.5
 
 
-# Logits processors and stopping criteria.
-
-
 class Ban(LogitsProcessor):
     """Some tokens never come."""
 
@@ -254,18 +228,11 @@ PROCESSORS = {
 )
 def test_logits_processors_act_on_every_branch(architecture, name):
     engine, forward = tiny(architecture)
-    processors = PROCESSORS[name]
-    config = CocoaConfig(max_new_tokens=12, gamma=0.2)
+    config, processors = CocoaConfig(max_new_tokens=12, gamma=0.2), LogitsProcessorList(PROCESSORS[name])
     prompts = [random_prompt(seed, length) for seed, length in enumerate([5, 12])]
-    batch = engine.generate_batch(prompts, config=config, logits_processor=LogitsProcessorList(processors))
+    batch = engine.generate_batch(prompts, config=config, logits_processor=processors)
     for prompt, from_batch in zip(prompts, batch, strict=True):
-        forward.foresee(prompt, from_batch)
-        expected = Reference(forward, engine.tokenizer, config, logits_processor=processors).generate(prompt)
-        check(from_batch, expected)
-        check(engine.generate(prompt, config=config, logits_processor=LogitsProcessorList(processors)), expected)
-
-
-# Other number formats.
+        compare(engine, forward, config, prompt, from_batch, logits_processor=processors)
 
 
 def test_hardly_any_case_is_on_a_knife_edge():

@@ -31,24 +31,26 @@ def test_entropy_and_margin_are_those_of_float64(values: list[float]) -> None:
     assert row.log_probs[0] == pytest.approx(best[0].item(), abs=1e-4)
 
 
-def test_one_allowed_token_has_no_entropy_and_an_infinite_margin() -> None:
-    logits = torch.full((1, 50), -math.inf)
-    logits[0, 7] = 3.0
-    (row,) = next_tokens(logits, 2)
+def test_rows_with_one_allowed_token_and_without_any() -> None:
+    """One token has no entropy and an infinite margin."""
+    logits = torch.full((4, 50), -math.inf)
+    logits[0, 7], logits[2, 2], logits[3, 0] = 3.0, math.nan, math.inf
+    row, *others = next_tokens(logits, 2)
     assert row is not None
     assert (row.token_ids, row.log_probs, row.entropy, row.margin) == ((7,), (0.0,), 0.0, math.inf)
+    assert others == [None, None, None]
 
 
 def test_rows_with_forbidden_tokens_leave_the_others_alone() -> None:
     logits = torch.randn(5, 70, generator=torch.Generator().manual_seed(1)) * 8
-    plain = row_statistics(logits, logits.amax(dim=1))
+    plain_sum, plain_entropy = row_statistics(logits, logits.amax(dim=1))
     mixed = logits.clone()
     mixed[2, 3:] = -math.inf
     log_sum, entropy = row_statistics(mixed, mixed.amax(dim=1))
     assert torch.allclose(log_sum, mixed.logsumexp(dim=1), rtol=1e-5)
     others = [0, 1, 3, 4]
-    assert torch.equal(log_sum[others], plain.log_sum[others])
-    assert torch.equal(entropy[others], plain.entropy[others])
+    assert torch.equal(log_sum[others], plain_sum[others])
+    assert torch.equal(entropy[others], plain_entropy[others])
     assert 0 <= entropy[2] <= math.log(3)
 
 
@@ -59,12 +61,6 @@ def test_a_whole_vocabulary_is_summed_exactly_whatever_its_layout() -> None:
         log_sum, entropy = row_statistics(layout, layout.amax(dim=1))
         assert torch.allclose(log_sum.double(), logits.double().logsumexp(dim=1), atol=3e-6, rtol=0)
         assert torch.allclose(entropy.double(), -(exact.exp() * exact).sum(dim=1), atol=3e-5, rtol=0)
-
-
-def test_rows_without_a_token_are_still_told_apart() -> None:
-    bad = torch.full((3, 5), -math.inf)
-    bad[1, 2], bad[2, 0] = math.nan, math.inf
-    assert next_tokens(bad, 2) == [None, None, None]
 
 
 def test_a_near_certain_token_keeps_its_small_entropy() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, StoppingCriteria
 
-from cocoa_engine import CocoaEngine, Generation, Runtime
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
 from cocoa_engine.decoding import task
 from cocoa_engine.decoding.request import FREE_LEAVES
 from cocoa_engine.decoding.speculation import Guess, PromptLookup
@@ -130,9 +130,9 @@ def test_same_answers_on_other_models(architecture: str, boundary: str, one_by_o
     prompts = [[*prompt(seed), *prompt(seed)] for seed in range(3)]
     settings: dict[str, Any] = {"max_new_tokens": 24, "span_boundary": boundary, "gamma": 0.15}
     expected = one_by_one(lambda: engine_of(model, 0).generate_batch(prompts, **settings))
-    for one, other in zip(engine_of(model, 6).generate_batch(prompts, **settings), expected, strict=True):
+    batch = engine_of(model, 6).generate_batch(prompts, **settings)
+    for each, one, other in zip(prompts, batch, expected, strict=True):
         assert_alike(one, other)
-    for each, other in zip(prompts, expected, strict=True):
         assert_alike(engine_of(model, 6).generate(each, **settings), other)
 
 
@@ -144,22 +144,21 @@ def test_an_end_inside_of_a_guess(boundary: str, one_by_one: Any) -> None:
     settings: dict[str, Any] = {"max_new_tokens": 32, "span_boundary": boundary, "gamma": 0.2}
     circle = engine_of(model).generate(prompt(1), **settings).token_ids
     seen = [*prompt(1), *circle]  # in the prompt now: guessed from the first token on
+
+    def same(*options: dict[str, Any]) -> None:
+        plain, ahead = options * 2 if len(options) == 1 else options
+        expected = one_by_one(lambda: engine_of(model, 0).generate(seen, **settings, **plain))
+        assert_alike(engine_of(model).generate(seen, **settings, **ahead), expected)
+
     for last in sorted(set(circle))[:6]:
         model.generation_config.eos_token_id = [0, last]
-        expected = one_by_one(lambda: engine_of(model, 0).generate(seen, **settings))
-        assert_alike(engine_of(model).generate(seen, **settings), expected)
+        same({})
         model.generation_config.eos_token_id = 0
-
         criteria = [Notes([last]), Notes([last])]
-        expected = one_by_one(
-            lambda: engine_of(model, 0).generate(seen, stopping_criteria=criteria[0], **settings)  # noqa: B023
-        )
-        assert_alike(engine_of(model).generate(seen, stopping_criteria=criteria[1], **settings), expected)
+        same(*({"stopping_criteria": each} for each in criteria))
         assert criteria[0].seen == criteria[1].seen
-
         if stop := tiny_tokenizer().decode([last]).strip("�"):
-            expected = one_by_one(lambda: engine_of(model, 0).generate(seen, stop=(stop,), **settings))
-            assert_alike(engine_of(model).generate(seen, stop=(stop,), **settings), expected)
+            same({"stop": (stop,)})
 
 
 @pytest.mark.slow
@@ -180,9 +179,6 @@ def test_nothing_is_fed_beyond_the_last_branches(boundary: str, max_new_tokens: 
     assert max(places) < len(seen) + max_new_tokens
 
 
-# What the user's own code is asked.
-
-
 def test_a_processor_sees_each_prefix_once_in_order_and_no_guess() -> None:
     """Greedy: exactly the answer's own prefixes."""
     engine = engine_of(repetitive(), 6)
@@ -194,30 +190,22 @@ def test_a_processor_sees_each_prefix_once_in_order_and_no_guess() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-def test_processors_and_criteria_are_asked_the_same(boundary: str, one_by_one: Any) -> None:
+def test_processors_and_criteria_are_asked_the_same(boundary: Any, one_by_one: Any) -> None:
     """Also where branches grow: the same questions in the same order, so a state they keep is the same."""
     model = repetitive()
-    asked: list[tuple[Sees, Notes]] = []
+    asked: list[Any] = []
 
     def generate(draft_tokens: int) -> Generation:
-        asked.append((Sees(), Notes()))
-        return engine_of(model, draft_tokens).generate(
-            prompt(4),
-            max_new_tokens=30,
-            gamma=0.1,
-            span_boundary=boundary,
-            logits_processor=asked[-1][0],
-            stopping_criteria=asked[-1][1],
-        )
+        config = CocoaConfig(max_new_tokens=30, gamma=0.1, span_boundary=boundary)
+        callables = {"logits_processor": Sees(), "stopping_criteria": Notes()}
+        answer = engine_of(model, draft_tokens).generate(prompt(4), config=config, **callables)
+        asked.append([each.seen for each in callables.values()])
+        return answer
 
     expected, actual = one_by_one(lambda: generate(0)), generate(6)
     assert_alike(actual, expected)
-    assert asked[0][0].seen == asked[1][0].seen
-    assert asked[0][1].seen == asked[1][1].seen
+    assert asked[0] == asked[1]
     assert actual.usage.fed_tokens > expected.usage.fed_tokens
-
-
-# What it saves, counted in forward passes.
 
 
 def test_an_answer_over_a_context_takes_fewer_passes_than_tokens(
@@ -283,8 +271,6 @@ def test_a_bad_guess_that_is_nan_is_nobodys_error() -> None:
     assert wrong
     assert_alike(answer, engine_of(model, 0).generate(seen, max_new_tokens=12, method="greedy"))
 
-
-# Prompt lookup by itself.
 
 _ids = st.lists(st.integers(0, 3), max_size=30)
 

@@ -119,22 +119,18 @@ def test_one_processor_serves_many_requests_at_once(engine: CocoaEngine, city_js
     options = {"max_new_tokens": 20, "logits_processor": city_json}
     alone = [engine.generate(prompt, **options) for prompt in prompts]
     assert len({answer.text for answer in alone}) > 1
-    for answer, other in zip(alone, engine.generate_batch(prompts, **options), strict=True):
-        assert_alike(answer, other)
-    for answer, other in zip(
-        alone, together([lambda prompt=prompt: engine.generate(prompt, **options) for prompt in prompts]), strict=True
-    ):
-        assert_alike(answer, other)
+    batch = engine.generate_batch(prompts, **options)
+    at_once = together([lambda prompt=prompt: engine.generate(prompt, **options) for prompt in prompts])
+    for answer, *others in zip(alone, batch, at_once, strict=True):
+        for other in others:
+            assert_alike(answer, other)
 
 
 @pytest.mark.parametrize("pattern", [r"(19|20)\d\d/[01]\d", r"(19|20)\d\d\/[01]\d\n?", "yes\nno"])
-def test_a_regular_expression(engine: CocoaEngine, pattern: str) -> None:
+def test_regular_expressions_and_a_lark_grammar(engine: CocoaEngine, pattern: str) -> None:
     answer = engine.chat(QUESTIONS[0], max_new_tokens=12, logits_processor=engine.constrain(regex=pattern))
     assert re.fullmatch(pattern, answer.text)
     assert answer.finish_reason == "eos"
-
-
-def test_a_lark_grammar(engine: CocoaEngine) -> None:
     choice = engine.constrain(grammar='start: "yes" | "no" | "I do not know"')
     assert engine.chat(QUESTIONS[0], max_new_tokens=12, logits_processor=choice).text in ("yes", "no", "I do not know")
 
@@ -167,12 +163,16 @@ def test_transformers_generate_takes_it_too() -> None:
     assert all(re.fullmatch("[a-e]{3,9}", text) for text in texts)
 
 
-def test_the_tokenizer_stays_as_it_was() -> None:
+def test_the_tokenizer_stays_as_it_was_and_one_that_cannot_be_used_is_refused() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer("a", padding="max_length", max_length=4, truncation=True)
     before = tokenizer.backend_tokenizer.to_str()
     GrammarProcessor(regex_grammar("a+"), tokenizer)
     assert tokenizer.backend_tokenizer.to_str() == before
+    tokenizer.eos_token = None
+    for other, message in ((tokenizer, "end-of-sequence"), (object(), "fast tokenizer")):
+        with pytest.raises(ConfigError, match=message):
+            GrammarProcessor(json_schema_grammar(CITY), other)
 
 
 @pytest.mark.parametrize(
@@ -189,15 +189,6 @@ def test_the_tokenizer_stays_as_it_was() -> None:
 def test_faults_are_told_before_any_work(engine: CocoaEngine, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         engine.constrain(**options)
-
-
-def test_a_tokenizer_that_cannot_be_used_is_refused() -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.eos_token = None
-    with pytest.raises(ConfigError, match="end-of-sequence"):
-        GrammarProcessor(json_schema_grammar(CITY), tokenizer)
-    with pytest.raises(ConfigError, match="fast tokenizer"):
-        GrammarProcessor(json_schema_grammar(CITY), object())
 
 
 def test_tokens_that_do_not_fit_are_an_error(engine: CocoaEngine, city_json: GrammarProcessor) -> None:

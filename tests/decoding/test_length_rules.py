@@ -93,29 +93,11 @@ def test_only_greedy_decoding_ends_an_answer(architecture: str) -> None:
 
 
 def test_an_excluded_candidate_is_not_sampled_either() -> None:
-    settings: dict[str, Any] = {
-        "max_new_tokens": 3,
-        "span_boundary": "fixed",
-        "max_span_tokens": 3,
-        "temperature": 100.0,
-    }
-    found = {}
-    for rule in ("sum", "greedy_end"):
-        found[rule] = {
-            tuple(
-                tiny()
-                .generate(
-                    prompt(0),
-                    span_log_prob=rule,
-                    seed=seed,
-                    logits_processor=EndsAtOnce(len(prompt(0))),
-                    **settings,
-                )
-                .token_ids[:1]
-            )
-            for seed in range(12)
-        }
-    assert found == {"sum": {(40,), (EOS,)}, "greedy_end": {(40,)}}
+    settings: dict[str, Any] = {"max_new_tokens": 3, "span_boundary": "fixed", "max_span_tokens": 3}
+    settings |= {"temperature": 100.0, "logits_processor": EndsAtOnce(len(prompt(0)))}
+    for rule, first in (("sum", {40, EOS}), ("greedy_end", {40})):
+        sampled = (tiny().generate(prompt(0), span_log_prob=rule, seed=seed, **settings) for seed in range(12))
+        assert {answer.token_ids[0] for answer in sampled} == first
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -128,13 +110,11 @@ def test_candidates_report_log_p_by_the_rule(rule: SpanLogProb) -> None:
         (grown,) = CandidateGrower(tiny().session, config)(prompt(seed), [answer.token_ids])
         decoded = [span.candidates for span in answer.spans if span.candidates]
         for candidates in (*decoded, *filter(None, grown)):
-            expected = span_log_probs(
-                [one.token_log_probs for one in candidates], rule, [one.ends_answer for one in candidates]
-            )
-            assert [one.log_prob for one in candidates] == pytest.approx(expected)
-            assert [one.score for one in candidates] == pytest.approx(
-                [log_prob * (1 + 2.5 * one.f_mlds) for log_prob, one in zip(expected, candidates, strict=True)]
-            )
-            assert [one.ends_answer for one in candidates] == [one.token_ids[-1] == EOS for one in candidates]
+            ends = [one.ends_answer for one in candidates]
+            expected = span_log_probs([one.token_log_probs for one in candidates], rule, ends)
+            for one, log_prob in zip(candidates, expected, strict=True):
+                assert one.log_prob == pytest.approx(log_prob)
+                assert one.score == pytest.approx(log_prob * (1 + 2.5 * one.f_mlds))
+            assert ends == [one.token_ids[-1] == EOS for one in candidates]
             unequal += len({len(one.token_ids) for one in candidates}) > 1
     assert unequal

@@ -15,14 +15,7 @@ from cocoa_engine import CocoaEngine, Generation, Runtime
 from cocoa_engine.config import MethodName
 from tests.helpers.prompts import PROMPTS
 from tests.helpers.rivals import config_of
-from tests.helpers.tiny_models import (
-    BOS,
-    PAD,
-    WellFormedText,
-    sentencepiece_like_tokenizer,
-    tiny_model,
-    tiny_tokenizer,
-)
+from tests.helpers.tiny_models import BOS, PAD, WellFormedText, sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 
 TOKENIZERS = {"byte-level": tiny_tokenizer, "sentencepiece": sentencepiece_like_tokenizer}
 PROMPT_TEXTS = ["the ", "das ist", "日本", "Ω 😀", "да, да", "\n\n"]

@@ -21,30 +21,20 @@ def engine() -> CocoaEngine:
     return CocoaEngine(tiny_model("llama", seed=6), tiny_tokenizer())
 
 
-@torch.inference_mode()
-def expected(engine: CocoaEngine, prompt: list[int], answer: Generation, processors: Any = ()) -> list[Any]:
-    """For each token of an answer: the most probable tokens and their log-probabilities, from one forward pass."""
-    ids = torch.tensor([[*prompt, *answer.token_ids]])
-    logits = engine.model(ids).logits[0].float()
-    found = []
-    for place in range(len(prompt) - 1, ids.shape[1] - 1):
-        scores = LogitsProcessorList(processors)(ids[:, : place + 1], logits[place][None])[0]
-        top = scores.log_softmax(-1).topk(COUNT)
-        found.append((top.indices.tolist(), top.values.tolist()))
-    return found
-
-
 def check(engine: CocoaEngine, prompt: list[int], answer: Generation, processors: Any = ()) -> None:
-    recorded = []
+    """For each token of an answer: the most probable tokens and their log-probabilities, from one forward pass."""
+    ids, at = torch.tensor([[*prompt, *answer.token_ids]]), len(prompt)
+    with torch.inference_mode():
+        logits = engine.model(ids).logits[0].float()
     for span in answer.spans:
-        assert span.top_log_probs is not None
-        assert len(span.top_log_probs) == len(span.token_ids)
-        for token_id, log_prob, top in zip(span.token_ids, span.token_log_probs, span.top_log_probs, strict=True):
+        for token_id, log_prob, top in zip(span.token_ids, span.token_log_probs, span.top_log_probs or (), strict=True):
+            scores = LogitsProcessorList(processors)(ids[:, :at], logits[at - 1][None])[0]
+            expected = scores.log_softmax(-1).topk(COUNT)
             assert log_prob == near(dict(top).get(token_id, log_prob))
-        recorded += span.top_log_probs
-    for top, (ids, values) in zip(recorded, expected(engine, prompt, answer, processors), strict=True):
-        assert [token_id for token_id, _ in top] == ids
-        assert [value for _, value in top] == near(values)
+            assert [token_id for token_id, _ in top] == expected.indices.tolist()
+            assert [value for _, value in top] == near(expected.values.tolist())
+            at += 1
+    assert at == ids.shape[1]
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -53,6 +43,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"max_candidates": 8, "span_boundary": "own"},
     {"repetition_penalty": 1.4},
     {"method": "greedy", "repetition_penalty": 1.4},
+    {"method": "dola", "dola_layers": "1,2", "repetition_penalty": 1.0},  # the model's own distribution
 ]
 
 
@@ -61,7 +52,7 @@ def test_they_are_those_of_a_plain_forward_pass(engine: CocoaEngine, options: di
     settings = {**options, "max_new_tokens": 24}
     prompt = random_prompt(0)
     penalty = options.get("repetition_penalty")
-    processors = [RepetitionPenaltyLogitsProcessor(penalty)] if penalty else []
+    processors = [RepetitionPenaltyLogitsProcessor(penalty)] if penalty not in (None, 1.0) else []
     answer = engine.generate(prompt, **settings, top_logprobs=COUNT)
     check(engine, prompt, answer, processors)
     plain = engine.generate(prompt, **settings)
@@ -82,22 +73,11 @@ def test_batch_and_stream_have_them(engine: CocoaEngine) -> None:
     check(engine, prompts[0], stream.generation)
 
 
-def test_a_contrasting_method_records_the_model_s_own_distribution(engine: CocoaEngine) -> None:
-    prompt = random_prompt(0)
-    answer = engine.generate(
-        prompt, method="dola", dola_layers="1,2", repetition_penalty=1.0, max_new_tokens=12, top_logprobs=COUNT
-    )
-    check(engine, prompt, answer)
-
-
 def test_where_a_grammar_allows_one_token_there_is_one(engine: CocoaEngine) -> None:
-    answer = engine.generate(
-        "A number: ", logits_processor=engine.constrain(regex="ab"), top_logprobs=3, max_new_tokens=4
-    )
-    first = answer.spans[0].top_log_probs
-    assert first is not None
-    assert len(first[0]) == 1
-    assert first[0][0][1] == 0
+    grammar = engine.constrain(regex="ab")
+    answer = engine.generate("A number: ", logits_processor=grammar, top_logprobs=3, max_new_tokens=4)
+    ((_, log_prob),) = (answer.spans[0].top_log_probs or [])[0]
+    assert log_prob == 0
 
 
 @pytest.mark.parametrize("divide", [False, True])

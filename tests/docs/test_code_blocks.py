@@ -30,28 +30,16 @@ else:
 WITH_PYTHON = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
 WITH_COMMANDS = [page for page in PAGES if any(block.language in SHELLS for block in blocks(page))]
 PARSERS = {"yaml": yaml.safe_load, "toml": tomllib.loads}
-WITH_SETTINGS = [page for page in PAGES if any(block.language in PARSERS for block in blocks(page))]
 WITH_OPTIONS = [page for page in PAGES if any("--" in span for span in code_spans(page))]
 SERVER = "http://127.0.0.1:8000"  # the address of `cocoa serve` on the pages
+HARNESS = "--apply_chat_template --batch_size --confirm_run_unsafe_code --fewshot_as_multiturn --system_instruction"
 OPTIONS_OF_OTHERS = {
     "docs/explanation/signal/details.md": {"--keep", "--nq-swap"},  # python -m benchmarks.embedded_calibrator
-    "docs/how-to/evaluate.md": {  # lm-evaluation-harness
-        "--apply_chat_template",
-        "--batch_size",
-        "--confirm_run_unsafe_code",
-        "--fewshot_as_multiturn",
-        "--system_instruction",
-    },
+    "docs/how-to/evaluate.md": set(HARNESS.split()),  # lm-evaluation-harness
     "docs/how-to/gpu.md": {"--bandwidth", "--device", "--prompt-tokens", "--tiny"},  # python -m benchmarks.gpu
     "docs/how-to/serve.md": {"--model_args"},  # lm-evaluation-harness
     "docs/how-to/speed.md": {"--preload"},  # gunicorn
 }
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_what_is_not_run_has_a_reason(page: Path) -> None:
-    unexplained = [block.line for block in blocks(page) if block.reason is not None and len(block.reason.split()) < 2]
-    assert unexplained == []
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
@@ -95,13 +83,11 @@ def test_python_blocks_run(
                 assert capsys.readouterr().out.strip(), f"{name_of(page)}:{block.line} prints nothing"
 
 
-@pytest.mark.parametrize("page", WITH_SETTINGS, ids=name_of)
-def test_settings_can_be_parsed(page: Path) -> None:
-    for block in blocks(page):
-        if block.language in PARSERS:
-            found = PARSERS[block.language](block.code)
-            assert isinstance(found, dict), f"{name_of(page)}:{block.line}"
-            assert found, f"{name_of(page)}:{block.line}"
+def test_settings_can_be_parsed() -> None:
+    settings = [(page, block) for page in PAGES for block in blocks(page) if block.language in PARSERS]
+    parsed = {f"{name_of(page)}:{block.line}": PARSERS[block.language](block.code) for page, block in settings}
+    assert parsed
+    assert [place for place, value in parsed.items() if not (value and isinstance(value, dict))] == []
 
 
 @pytest.mark.slow
@@ -161,7 +147,9 @@ def _missing_paths(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_paths_and_commands_in_the_prose_exist(page: Path) -> None:
+def test_paths_and_commands_in_the_prose_exist_and_what_is_not_run_has_a_reason(page: Path) -> None:
+    unexplained = [block.line for block in blocks(page) if block.reason is not None and len(block.reason.split()) < 2]
+    assert unexplained == []
     spans = code_spans(page)
     code = [block.code for block in blocks(page)]
     commands_in_prose = [span.split() for span in spans if re.match(r"(make|pip|python\S*) ", span)]
@@ -228,7 +216,7 @@ def _has(owner: Any, names: Sequence[str]) -> bool:
 def test_paths_and_commands_in_code_and_messages_exist() -> None:
     made_up = (
         Path(__file__),
-        ROOT / "tests/model/test_gguf_files.py",
+        ROOT / "tests/model/test_gguf_model.py",
         ROOT / "tests/integrations/shared/test_mark_places.py",
         ROOT / "tests/integrations/ray/test_ray_settings.py",
     )
@@ -290,37 +278,27 @@ def _fault(words: list[str]) -> str | None:
     """What is wrong with a command line; None where nothing is, or nothing is known of the program."""
     program, *rest = words
     if program == "cocoa":
-        return _cocoa_fault(rest)
+        if rest[:1] in (["--help"], ["--version"]):
+            return None
+        if not rest or rest[0] not in commands():
+            return "no such command"
+        try:
+            "--help" in rest or commands()[rest[0]].make_context(rest[0], rest[1:])  # parsed, not run
+        except Exception as error:
+            # usage errors are Typer's own, or click's in its earlier versions
+            return str(error.format_message() if hasattr(error, "format_message") else repr(error))
+        return None
     if program == "make":
         targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
         return next((f"no target {word}" for word in rest if "=" not in word and word not in targets), None)
     if rest[:1] == ["install"]:
-        project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-        known = re.findall(
-            r"^([\w-]+) = \[", project.partition("[project.optional-dependencies]")[2].partition("\n[")[0], re.M
-        )
+        known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
         listed = re.findall(r"(?:^|\s)(?:\.|cocoa-integrations)\[([\w,-]+)\]", " ".join(rest))
-        return next(
-            (f"no extra {extra}" for extras in listed for extra in extras.split(",") if extra not in known), None
-        )
+        extras = [extra for each in listed for extra in each.split(",")]
+        return next((f"no extra {extra}" for extra in extras if extra not in known), None)
     if program.startswith("python"):
         if rest[:1] == ["-m"] and rest[1].split(".")[0] in ("cocoa_engine", "cocoa_integrations", "benchmarks", "docs"):
             return None if importlib.util.find_spec(rest[1]) else f"no module {rest[1]}"
         if rest and rest[0].endswith(".py"):
             return None if (ROOT / rest[0]).exists() else f"no file {rest[0]}"
-    return None
-
-
-def _cocoa_fault(words: list[str]) -> str | None:
-    if words and words[0] in ("--help", "--version"):
-        return None
-    if not words or words[0] not in commands():
-        return "no such command"
-    if "--help" in words:
-        return None
-    try:
-        commands()[words[0]].make_context(words[0], words[1:])  # parsed, not run
-    except Exception as error:
-        # usage errors are Typer's own, or click's in its earlier versions
-        return str(error.format_message() if hasattr(error, "format_message") else repr(error))
     return None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import doctest
 import gc
 import pkgutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from llama_index.core.instrumentation import get_dispatcher
 
 import cocoa_engine
 import cocoa_integrations
@@ -61,8 +61,6 @@ def _names(engine: CocoaEngine, parts: set[str]) -> dict[str, Any]:
         inputs = {"input_ids": torch.tensor([engine.encode("The capital of France is")])}
         names |= {"model": engine.model, "tokenizer": tokenizer, "inputs": inputs, "cocoa": Cocoa(tokenizer=tokenizer)}
     if "llama_index" in parts:
-        from llama_index.core.instrumentation import get_dispatcher
-
         names["get_dispatcher"] = get_dispatcher
     if "langchain" in parts:
         from operator import itemgetter
@@ -82,32 +80,12 @@ def _names(engine: CocoaEngine, parts: set[str]) -> dict[str, Any]:
     return names
 
 
-@contextmanager
-def _handlers_restored() -> Iterator[None]:
-    from llama_index.core.instrumentation import get_dispatcher
-
-    handlers = get_dispatcher().event_handlers
-    before = list(handlers)
-    try:
-        yield
-    finally:
-        handlers[:] = before
-
-
-def test_every_example_is_found() -> None:
+def test_every_example_is_found_and_those_that_are_skipped_are_listed() -> None:
     """The number of examples is that of the lines that begin one."""
     folders = (Path(package.__path__[0]) for package in (cocoa_engine, cocoa_integrations))
-    lines = [
-        line
-        for folder in folders
-        for path in folder.rglob("*.py")
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if line.lstrip().startswith(">>> ")
-    ]
-    assert sum(len(test.examples) for test in EXAMPLES) == len(lines) > 40
-
-
-def test_examples_that_are_skipped_are_listed() -> None:
+    texts = (path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py"))
+    begun = sum(line.lstrip().startswith(">>> ") for text in texts for line in text.splitlines())
+    assert sum(len(test.examples) for test in EXAMPLES) == begun > 40
     skipped = {
         test.name: number
         for test in EXAMPLES
@@ -122,25 +100,20 @@ def test_examples_run(
 ) -> None:
     gc.collect()  # what earlier examples hold in cycles (agents) would share its engine
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *model, **options: engine)
+    monkeypatch.setattr(get_dispatcher(), "event_handlers", list(get_dispatcher().event_handlers))
     monkeypatch.chdir(tmp_path)
     write_truthfulqa(tmp_path / "TruthfulQA.csv")
     report: list[str] = []
-    with _handlers_restored():
-        names = _names(engine, set(example.name.split(".")))
+    names = _names(engine, set(example.name.split(".")))
+    with ExitStack() as stack:
+        url = SERVER
         if any(SERVER in one.source for one in example.examples):
-            with served(create_app(engine)) as url:
-                _run(example, names, report, url)
-        else:
-            _run(example, names, report)
+            url = stack.enter_context(served(create_app(engine)))
+        examples = [
+            doctest.Example(one.source.replace(SERVER, url), one.want, one.exc_msg, one.lineno, one.indent, one.options)
+            for one in example.examples
+        ]
+        place = (example.name, example.filename, example.lineno, example.docstring)
+        test = doctest.DocTest(examples, {**example.globs, **names}, *place)
+        doctest.DocTestRunner(_Checker(), verbose=False).run(test, out=report.append)
     assert report == []
-
-
-def _run(example: doctest.DocTest, names: dict[str, Any], report: list[str], server: str = SERVER) -> None:
-    examples = [
-        doctest.Example(one.source.replace(SERVER, server), one.want, one.exc_msg, one.lineno, one.indent, one.options)
-        for one in example.examples
-    ]
-    test = doctest.DocTest(
-        examples, {**example.globs, **names}, example.name, example.filename, example.lineno, example.docstring
-    )
-    doctest.DocTestRunner(_Checker(), verbose=False).run(test, out=report.append)

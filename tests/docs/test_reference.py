@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from cocoa_engine import CocoaConfig, Runtime
 from cocoa_integrations.ray.settings import RaySettings
@@ -51,27 +50,20 @@ def test_what_is_documented_exists_and_has_a_docstring(path: str) -> None:
     assert getattr(import_module(module), name).__doc__
 
 
-@pytest.mark.parametrize(
-    ("model", "table"),
-    [
-        (CocoaConfig, settings),
-        (Runtime, runtime_settings),
-        (ServerSettings, server_settings),
-        (RaySettings, ray_settings),
-    ],
-)
+TABLES = [(CocoaConfig, settings), (Runtime, runtime_settings), (ServerSettings, server_settings)]
+
+
+@pytest.mark.parametrize(("model", "table"), [*TABLES, (RaySettings, ray_settings)])
 def test_tables_of_settings(model: type[BaseModel], table: Any) -> None:
     rows = re.findall(r"^\| `(\w+)`\{#\1\} \| `(.*?)` \| (.+?) \| (.+?) \|$", table(), re.MULTILINE)
-    assert [(name, default) for name, default, _, _ in rows] == [
-        (name, _default(field)) for name, field in model.model_fields.items()
-    ]
+    defaults = {
+        name: repr(field.default).replace("'", '"')
+        if field.default_factory is None
+        else f"{type_name(field.annotation)}()"
+        for name, field in model.model_fields.items()
+    }
+    assert [(name, default) for name, default, _, _ in rows] == list(defaults.items())
     assert all(len(meaning) > 10 for _, _, _, meaning in rows)
-
-
-def _default(field: FieldInfo) -> str:
-    if field.default_factory is not None:
-        return f"{type_name(field.annotation)}()"
-    return repr(field.default).replace("'", '"')
 
 
 def test_values_of_settings() -> None:

@@ -26,13 +26,10 @@ def _nav() -> list[str]:
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
+    assert [name for name in ROOT_PAGES if not (ROOT / name).exists()] == []
     assert len(set(_nav())) == len(_nav())
     written = [page.relative_to(DOCS).as_posix() for page in SITE_PAGES]
     assert sorted(_nav()) == sorted([*written, *ROOT_PAGES.values()])
-
-
-def test_pages_of_the_root_exist() -> None:
-    assert [name for name in ROOT_PAGES if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)

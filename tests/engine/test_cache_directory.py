@@ -79,18 +79,14 @@ def test_every_folder_on_the_way_counts(tmp_path: Path, level: int, mode: int) -
     file.touch()
     assert is_private(file)
     assert is_private(way[-1])
+    for open_mode in (0o666, 0o664, 0o646):
+        file.chmod(open_mode)
+        assert not is_private(file)
+        assert not is_private(tmp_path, file)
+    file.chmod(0o644)
     way[level].chmod(mode)
     assert is_private(file) == (mode == 0o1777)
     assert is_private(way[-1]) == (mode == 0o1777 and level != 4)  # there, others can add files
-
-
-@pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
-def test_a_file_that_others_can_write_to_is_not_private(tmp_path: Path, mode: int) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    file.chmod(mode)
-    assert not is_private(file)
-    assert not is_private(tmp_path, file)
 
 
 @as_root
@@ -142,11 +138,8 @@ def test_folders_are_closed_to_others_from_the_cache_directory_on(cache: Path, c
     with pytest.raises(PermissionError, match=f"other users can write to {cache.parent}, on the way to"):
         private_folder(cache / "a" / "b")
     assert cache.parent.stat().st_mode & 0o777 == 0o777
-
-
-def test_a_sticky_cache_directory_stays_as_it_is(cache: Path) -> None:
-    cache.mkdir()
-    cache.chmod(0o1777)
+    cache.parent.chmod(0o755)
+    cache.chmod(0o1777)  # a sticky one stays as it is
     assert is_private(private_folder(cache / "a"))
     assert cache.stat().st_mode & 0o7777 == 0o1777
 
@@ -213,41 +206,35 @@ def test_what_others_could_have_written_or_exchanged_is_not_used(
 # --- models, where the cache directory cannot be private
 
 
-def _above_is_open(cache: Path) -> None:
-    cache.parent.chmod(0o777)
-
-
-def _another_user_s(cache: Path) -> None:
-    cache.mkdir()
-    os.chown(cache, 12345, 12345)
-
-
-def _belongs_to_nobody(cache: Path) -> None:
-    os.environ[CACHE_VARIABLE] = "~nobody-of-that-name/cache"  # put back by the fixture
-
-
-def _takes_no_files(cache: Path) -> None:
-    os.environ[CACHE_VARIABLE] = "/proc/cocoa"  # root too is refused, and not for its rights, as in a read-only system
+needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "spoiled",
     [
-        _above_is_open,
-        pytest.param(_another_user_s, marks=as_root),
-        _belongs_to_nobody,
-        pytest.param(_takes_no_files, marks=pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")),
+        "above is open",
+        pytest.param("another user's", marks=as_root),
+        "nobody's",
+        pytest.param("/proc", marks=needs_proc),
     ],
 )
 def test_models_load_whatever_the_cache_directory_is(
-    spoil: Callable[[Path], None], cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    spoiled: str, cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     """Without a home, the tokenizer is kept with temporary files; where nobody can keep it, it is made each time."""
     monkeypatch.setattr(tempfile, "tempdir", str(file.parent))
-    spoil(cache)
+    if spoiled == "above is open":
+        cache.parent.chmod(0o777)
+    elif spoiled == "another user's":
+        cache.mkdir()
+        os.chown(cache, 12345, 12345)
+    elif spoiled == "nobody's":
+        monkeypatch.setenv(CACHE_VARIABLE, "~nobody-of-that-name/cache")
+    else:  # where root too is refused, and not for its rights, as in a read-only system
+        monkeypatch.setenv(CACHE_VARIABLE, "/proc/cocoa")
     for _ in range(2):
         assert load_pretrained(file)[1].encode("hello")
-    is_elsewhere = spoil is _belongs_to_nobody
+    is_elsewhere = spoiled == "nobody's"
     assert (file.parent / f"cocoa-engine-{os.geteuid()}" / "gguf").exists() == is_elsewhere
     assert ("is not kept, and is made again at each start" in caplog.text) == (not is_elsewhere)
 
@@ -256,7 +243,7 @@ def test_models_load_whatever_the_cache_directory_is(
 @as_root
 def test_another_user_loads_below_an_open_folder_of_root(cache: Path, file: Path) -> None:
     """As in a container whose volume has the mode 0777: for the other user, nothing there is theirs to close."""
-    _above_is_open(cache)
+    cache.parent.chmod(0o777)
     cache.mkdir()
     cache.chmod(0o777)
     script = f"""

@@ -124,24 +124,20 @@ def test_the_rest_of_a_long_prompt_is_not_read(call: Ask, alone: bool, monkeypat
             if len(pieces) == 3:
                 cancellation.cancel()
 
-    outcome: list[Any] = []
+    outcome, joined = list[Any](), list[threading.Thread]()
+
+    def at(tokens: int) -> bool:
+        if tokens == 5:
+            joined.append(start(partial(call, engine, long, cancellation=cancellation), outcome))
+        return False
+
+    record(engine, count)
     if alone:
-        record(engine, count)
-        with pytest.raises(RequestCancelledError):
-            call(engine, long, cancellation=cancellation, max_new_tokens=4)
+        at(5)
     else:
-        joined: list[threading.Thread] = []
-
-        def at(tokens: int) -> bool:
-            if tokens == 5:
-                joined.append(start(partial(call, engine, long, cancellation=cancellation), outcome))
-            return False
-
-        record(engine, count)
-        answer = engine.generate(prompt(1), max_new_tokens=60, stopping_criteria=Meets(at))
-        join(joined)
-        assert_alike(answer, expected)
-        assert [type(each) for each in outcome] == [RequestCancelledError]
+        assert_alike(engine.generate(prompt(1), max_new_tokens=60, stopping_criteria=Meets(at)), expected)
+    join(joined)
+    assert [type(each) for each in outcome] == [RequestCancelledError]
     assert len(pieces) == 3
     assert_idle(engine)
 
@@ -270,28 +266,22 @@ HI = [{"role": "user", "content": "Hi."}]
 BURNING = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ messages[0].content }}"
 
 
-def burning_engine() -> CocoaEngine:
+def test_a_template_that_does_not_end_is_cancelled_or_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = BURNING
-    return CocoaEngine(tiny_model("llama"), tokenizer)
-
-
-@pytest.mark.parametrize("call", ["chat", "stream_chat", "render_chat", "encode_chat"])
-def test_a_cancellation_ends_a_template_that_does_not_end(call: str) -> None:
-    engine, cancellation = burning_engine(), Cancellation()
-    given = {"cancellation": cancellation} if call in ("chat", "stream_chat") else {}
-    method, outcome = getattr(engine, call), []
-    thread = start(lambda: (method if given else partial(cancellation.run, method))(HI, **given), outcome)
-    wait_until(lambda: bool(cancellation._listeners))
-    cancellation.cancel()
-    join([thread])
-    assert type(outcome[0]) is RequestCancelledError
-
-
-def test_a_template_that_does_not_end_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CocoaEngine(tiny_model("llama"), tokenizer)
+    for call in (engine.chat, engine.stream_chat, engine.render_chat, engine.encode_chat):
+        cancellation, outcome = Cancellation(), list[Any]()
+        is_given = call in (engine.chat, engine.stream_chat)
+        asked = partial(call, HI, cancellation=cancellation) if is_given else partial(cancellation.run, call, HI)
+        thread = start(asked, outcome)
+        wait_until(lambda: bool(cancellation._listeners))  # noqa: B023
+        cancellation.cancel()
+        join([thread])
+        assert type(outcome[0]) is RequestCancelledError
     monkeypatch.setattr("cocoa_engine.model.tokenizer.RENDERING_SECONDS", 0.3)
     with pytest.raises(PromptError, match="chat template takes more than"):
-        burning_engine().chat(HI)
+        engine.chat(HI)
 
 
 def test_interrupts_reach_nothing_but_the_function() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Consistency, Generation
+from cocoa_engine import CocoaConfig, CocoaEngine, Consistency
 from cocoa_engine.consistency import compare
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.text_matching import content_words, support, token_f1
@@ -50,10 +50,9 @@ def test_the_answer_is_generated_with_the_settings_if_none_is_given(tiny: CocoaE
 
 
 def test_samples_that_are_nearly_greedy_agree(tiny: CocoaEngine) -> None:
-    found = tiny.consistency(prompt(1), n=3, temperature=1e-6, method="greedy", **SHORT)
-    assert (found.agreement, found.f1, found.matches) == (1.0, 1.0, [1.0] * 3)
-    other = tiny.consistency(prompt(1), "nothing of that", 3, temperature=1e-6, **SHORT)
-    assert (other.agreement, other.f1, other.matches) == (0.0, 0.0, [0.0] * 3)
+    for answer, agreement in ((None, 1.0), ("nothing of that", 0.0)):
+        found = tiny.consistency(prompt(1), answer, 3, temperature=1e-6, method="greedy", **SHORT)
+        assert (found.agreement, found.f1, found.matches) == (agreement, agreement, [agreement] * 3)
 
 
 def test_a_comparison_of_the_user(tiny: CocoaEngine) -> None:
@@ -72,18 +71,12 @@ def test_a_comparison_of_the_user(tiny: CocoaEngine) -> None:
             tiny.consistency(prompt(1), "answer", 1, match=lambda *_: wrong, **SHORT)  # noqa: B023
 
 
-def test_messages_are_a_prompt() -> None:
-    chats = engine_for_schemas()
-    messages = [{"role": "user", "content": "Hello"}]
-    found = chats.consistency(messages, n=2, **SHORT)
-    assert found == chats.consistency(chats.encode_chat(messages), n=2, **SHORT)
-
-
-def test_processors_apply_to_the_answer_and_the_samples() -> None:
-    constrained = engine_for_schemas()
-    found = constrained.consistency(
-        prompt(1), n=4, temperature=5.0, logits_processor=constrained.constrain(regex="yes|no"), **SHORT
-    )
+def test_messages_are_a_prompt_and_processors_apply_to_the_answer_and_the_samples() -> None:
+    engine, messages = engine_for_schemas(), [{"role": "user", "content": "Hello"}]
+    found = engine.consistency(messages, n=2, **SHORT)
+    assert found == engine.consistency(engine.encode_chat(messages), n=2, **SHORT)
+    grammar = engine.constrain(regex="yes|no")
+    found = engine.consistency(prompt(1), n=4, temperature=5.0, logits_processor=grammar, **SHORT)
     assert {found.answer, *(sample.text for sample in found.samples)} == {"yes", "no"}
     assert found.agreement == sum(sample.text == found.answer for sample in found.samples) / 4
 
@@ -111,35 +104,26 @@ def test_refused_before_any_work(options: dict[str, Any], message: str, tiny: Co
     assert not passes
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "f1"),
-    [
-        ("The Eiffel Tower.", "eiffel tower", 1.0),
-        ("in 1889", "It was built in 1889", 2 * 2 / (2 + 5)),
-        ("Paris Paris", "Paris", 2 / 3),
-        ("Rome", "Paris", 0.0),
-        ("", "the", 1.0),
-        ("", "Rome", 0.0),
-    ],
-)
-def test_f1_of_words(one: str, other: str, f1: float) -> None:
-    assert token_f1(one, other) == token_f1(other, one) == pytest.approx(f1)
+F1 = {
+    ("The Eiffel Tower.", "eiffel tower"): 1.0,
+    ("in 1889", "It was built in 1889"): 2 * 2 / (2 + 5),
+    ("Paris Paris", "Paris"): 2 / 3,
+    ("Rome", "Paris"): 0.0,
+    ("", "the"): 1.0,
+    ("", "Rome"): 0.0,
+}
 
 
-def test_support_is_the_share_of_samples_that_contain_the_content_words() -> None:
+def test_f1_of_words_and_support_by_the_share_of_samples_that_contain_them() -> None:
+    for (one, other), f1 in F1.items():
+        assert token_f1(one, other) == token_f1(other, one) == pytest.approx(f1)
     assert content_words("In 1889 the Eiffel Tower was new to us, the tower!") == ["in", "1889", "eiffel", "tower"]
     samples = ["The tower of 1889.", "Eiffel built a tower", "Who knows?"]
     assert support("the Tower", samples) == 2 / 3
     assert support("Eiffel, 1889", samples) == 1 / 3
     assert support("it is so", samples) is None
-    found = Consistency(
-        answer="The Tower.", agreement=0, f1=0, matches=[0, 0], samples=[answer(text) for text in samples[:2]]
-    )
+    found = compare("The Tower.", [generation((text, 0.5)) for text in samples[:2]])
     assert found.support("Eiffel tower") == 0.75
-
-
-def answer(text: str) -> Generation:
-    return generation((text, 0.5))
 
 
 def test_the_claims_that_the_samples_do_not_support() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from cocoa_engine import (
-    ChatTemplateError,
-    CocoaConfig,
-    CocoaEngine,
-    CocoaError,
-    ConfigError,
-    NonFiniteLogitsError,
-    PromptError,
-    UnsupportedModelError,
-)
-from cocoa_engine.errors import CalibrationError
+from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, ConfigError, NonFiniteLogitsError, PromptError
+from cocoa_engine.errors import CalibrationError, ChatTemplateError, UnsupportedModelError
 from cocoa_engine.model.loading import read_context_window
 from cocoa_engine.risk import CalibrationWarning
 from tests.helpers.made_up_risk import fitted
@@ -40,11 +31,12 @@ def idle(engine: CocoaEngine) -> Iterator[CocoaEngine]:
     assert not calls
 
 
-@pytest.mark.parametrize("given", [5, {"eos_token_id": 2}, "stop"])
-def test_what_is_no_generation_config(given: Any, idle: CocoaEngine) -> None:
-    for call in (idle.generate, idle.stream, lambda prompt, **options: idle.generate_batch([prompt], **options)):
-        with pytest.raises(ConfigError, match=f"GenerationConfig, not {type(given).__name__}"):
-            call("a", generation_config=given)
+def each_call(engine: CocoaEngine) -> list[Callable[..., Any]]:
+    return [
+        engine.generate,
+        engine.stream,
+        lambda prompt, **options: engine.generate_batch(["good", prompt], **options),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +67,7 @@ def test_what_is_no_generation_config(given: Any, idle: CocoaEngine) -> None:
     ],
 )
 def test_settings(idle: CocoaEngine, settings: dict[str, Any], message: str) -> None:
-    for call in (idle.generate, idle.stream, lambda p, **s: idle.generate_batch([p], **s)):
+    for call in each_call(idle):
         with pytest.raises(ConfigError, match=message) as caught:
             call("Hello", **settings)
         assert "\n" not in str(caught.value)
@@ -102,12 +94,9 @@ def test_settings(idle: CocoaEngine, settings: dict[str, Any], message: str) -> 
     ],
 )
 def test_prompts(idle: CocoaEngine, prompt: Any, message: str) -> None:
-    with pytest.raises(PromptError, match=message):
-        idle.generate(prompt)
-    with pytest.raises(PromptError, match=message):
-        idle.stream(prompt)
-    with pytest.raises(PromptError, match=message):
-        idle.generate_batch(["a good one", prompt])
+    for call in each_call(idle):
+        with pytest.raises(PromptError, match=message):
+            call(prompt)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +114,7 @@ def test_prompts(idle: CocoaEngine, prompt: Any, message: str) -> None:
         ("Q", [[5], [50000]], "token id 50000 is outside"),
         ("", ["A"], "the prompt is empty"),
         ([5] * 8000, ["A", [5] * 200], r"prompt \(8000 tokens\) and text to score at index 1 \(200\) exceed"),
+        *(("Q", text, "text to score") for text in (None, 5, b"x", [None], [1, True], [1.5])),
     ],
 )
 def test_score(idle: CocoaEngine, prompt: Any, text: Any, message: str) -> None:
@@ -132,38 +122,32 @@ def test_score(idle: CocoaEngine, prompt: Any, text: Any, message: str) -> None:
         idle.score(prompt, text)
 
 
-@pytest.mark.parametrize("text", [None, 5, b"x", [None], [1, True], [1.5]])
-def test_score_of_no_text(idle: CocoaEngine, text: Any) -> None:
-    with pytest.raises(PromptError, match="text to score"):
-        idle.score("Q", text)
-
-
-@pytest.mark.parametrize("prompts", [None, 5])
-def test_no_batch(idle: CocoaEngine, prompts: Any) -> None:
-    with pytest.raises(PromptError, match="takes a list of prompts"):
-        idle.generate_batch(prompts)
-
-
-@pytest.mark.parametrize("batch_size", [0, 1.5, "x", -1])
-def test_batch_size(idle: CocoaEngine, batch_size: Any) -> None:
-    with pytest.raises(ConfigError, match="batch_size"):
-        idle.generate_batch(["Hello"], batch_size=batch_size)
-
-
-def test_an_engine_config_of_another_type(engine: CocoaEngine) -> None:
+def test_other_arguments(idle: CocoaEngine) -> None:
+    for given in (5, {"eos_token_id": 2}, "stop"):
+        for call in each_call(idle):
+            with pytest.raises(ConfigError, match=f"GenerationConfig, not {type(given).__name__}"):
+                call("a", generation_config=given)
+    for prompts in (None, 5):
+        with pytest.raises(PromptError, match="takes a list of prompts"):
+            idle.generate_batch(prompts)  # type: ignore[arg-type]
+    for batch_size in (0, 1.5, "x", -1):
+        with pytest.raises(ConfigError, match="batch_size"):
+            idle.generate_batch(["Hello"], batch_size=batch_size)
+    for name, value in {"logits_processor": [3], "stopping_criteria": 3}.items():
+        with pytest.raises(ConfigError, match=f"{name} must be"):
+            idle.generate("Hello", **{name: value})
+    for messages in ([], "Hello", [{"content": "no role"}], ["text"], None):
+        with pytest.raises(ChatTemplateError):
+            idle.chat(messages)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="config must be a CocoaConfig, not dict"):
-        CocoaEngine(engine.model, engine.tokenizer, config={"alpha": 1})  # type: ignore[arg-type]
+        CocoaEngine(idle.model, idle.tokenizer, config={"alpha": 1})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("result", [lambda s: None, lambda s: s[0], lambda s: s[:, :10], lambda s: s.tolist()])
-def test_a_processor_that_returns_no_logits(result: Any) -> None:
+def test_callables_that_return_something_else() -> None:
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    with pytest.raises(ConfigError, match="logits processor function must return a tensor"):
-        engine.generate([5, 6], logits_processor=lambda _, scores: result(scores))
-
-
-def test_a_criterion_that_returns_nothing() -> None:
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    for result in (lambda s: None, lambda s: s[0], lambda s: s[:, :10], lambda s: s.tolist()):
+        with pytest.raises(ConfigError, match="logits processor function must return a tensor"):
+            engine.generate([5, 6], logits_processor=lambda _, scores: result(scores))  # noqa: B023
     with pytest.raises(ConfigError, match="stopping criterion function must return a bool"):
         engine.generate([5, 6], stopping_criteria=lambda ids, scores: None)
 
@@ -175,57 +159,38 @@ def test_extreme_settings_are_survived() -> None:
     engine.generate([5, 6], max_new_tokens=4, max_candidates=1000)
 
 
-def test_processors_that_are_none(idle: CocoaEngine) -> None:
-    with pytest.raises(ConfigError, match="logits_processor must be"):
-        idle.generate("Hello", logits_processor=[3])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="stopping_criteria must be"):
-        idle.generate("Hello", stopping_criteria=3)  # type: ignore[arg-type]
+def test_chats_without_a_template_and_with_one_that_refuses() -> None:
+    for template, message in ((None, "no chat template"), ("{{ raise_exception('no more') }}", "no more")):
+        tokenizer = tiny_tokenizer()
+        tokenizer.chat_template = template
+        with pytest.raises(ChatTemplateError, match=message):
+            CocoaEngine(tiny_model("llama"), tokenizer).chat([{"role": "user", "content": "Hi"}])
 
 
-@pytest.mark.parametrize("messages", [[], "Hello", [{"content": "no role"}], ["text"], None])
-def test_chat_messages(idle: CocoaEngine, messages: Any) -> None:
-    with pytest.raises(ChatTemplateError):
-        idle.chat(messages)
-
-
-def test_chat_without_a_template() -> None:
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    with pytest.raises(ChatTemplateError, match="no chat template"):
-        engine.chat([{"role": "user", "content": "Hi"}])
-
-
-def test_a_template_that_refuses() -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    engine = CocoaEngine(tiny_model("llama"), tokenizer)
-    with pytest.raises(ChatTemplateError, match="roles must alternate"):
-        engine.chat([{"role": "user", "content": "Hi"}])
-
-
-def test_too_few_layers() -> None:
-    with pytest.raises(UnsupportedModelError, match="2 decoder layer"):
-        CocoaEngine(tiny_model("llama", num_hidden_layers=2), tiny_tokenizer())
-    CocoaEngine(tiny_model("llama", num_hidden_layers=3), tiny_tokenizer()).generate("a", max_new_tokens=3)
-
-
-def test_models_that_are_no_causal_lm() -> None:
+def of_config(maker: Any, kind: str, **fields: Any) -> Any:
     small = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
-    encoder_decoder = AutoModelForSeq2SeqLM.from_config(
-        AutoConfig.for_model("t5", vocab_size=300, d_model=32, d_kv=8, d_ff=64, num_layers=3, num_heads=4)
-    )
-    with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
-        CocoaEngine(encoder_decoder, tiny_tokenizer())
-    headless = AutoModel.from_config(tiny_model("llama").config)
-    with pytest.raises(UnsupportedModelError, match="no language-modelling head"):
-        CocoaEngine(headless, tiny_tokenizer())
-    embedding = AutoModel.from_config(AutoConfig.for_model("bert", intermediate_size=64, **small))
-    with pytest.raises(UnsupportedModelError):
-        CocoaEngine(embedding, tiny_tokenizer())
-    both_ways = AutoModelForCausalLM.from_config(AutoConfig.for_model("bert", intermediate_size=64, **small))
-    with pytest.raises(UnsupportedModelError, match="both directions"):
-        CocoaEngine(both_ways, tiny_tokenizer())
-    with pytest.raises(UnsupportedModelError, match="not a Hugging Face model"):
-        CocoaEngine(torch.nn.Linear(2, 2), tiny_tokenizer())
+    return maker.from_config(AutoConfig.for_model(kind, **(fields if kind == "t5" else small | fields)))
+
+
+T5 = {"vocab_size": 300, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 3, "num_heads": 4}
+NO_CAUSAL_LM: dict[str, Callable[[], Any]] = {
+    "2 decoder layer": lambda: tiny_model("llama", num_hidden_layers=2),
+    "encoder-decoder": lambda: of_config(AutoModelForSeq2SeqLM, "t5", **T5),
+    "no language-modelling head": lambda: AutoModel.from_config(tiny_model("llama").config),
+    "": lambda: of_config(AutoModel, "bert", intermediate_size=64),
+    "both directions": lambda: of_config(AutoModelForCausalLM, "bert", intermediate_size=64),
+    "not a Hugging Face model": lambda: torch.nn.Linear(2, 2),
+}
+
+
+@pytest.mark.parametrize("message", NO_CAUSAL_LM)
+def test_models_that_are_no_causal_lm(message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        CocoaEngine(NO_CAUSAL_LM[message](), tiny_tokenizer())
+
+
+def test_the_fewest_layers_and_no_tokenizer() -> None:
+    CocoaEngine(tiny_model("llama", num_hidden_layers=3), tiny_tokenizer()).generate("a", max_new_tokens=3)
     with pytest.raises(UnsupportedModelError, match="the tokenizer is a NoneType"):
         CocoaEngine(tiny_model("llama"), None)
 
@@ -242,7 +207,7 @@ def test_nan_logits_say_at_which_token() -> None:
         engine.score([5, 6, 7], [8, 9])
 
 
-def test_nan_in_the_middle_of_a_decode() -> None:
+def test_nan_in_the_middle_of_a_decode_and_a_processor_that_allows_nothing() -> None:
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
 
     def spoil(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -251,10 +216,6 @@ def test_nan_in_the_middle_of_a_decode() -> None:
     for call in (engine.generate, lambda prompt, **rest: engine.generate_batch([prompt] * 2, **rest)):
         with pytest.raises(NonFiniteLogitsError, match="token 6 of the sequence"):
             call([5, 6, 7], max_new_tokens=20, logits_processor=spoil, stopping_criteria=lambda *_: False)
-
-
-def test_a_processor_that_allows_nothing() -> None:
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     with pytest.raises(NonFiniteLogitsError, match="forbids every token"):
         engine.generate([5, 6], logits_processor=lambda _, scores: scores - torch.inf)
 
@@ -291,7 +252,7 @@ def test_text_with_a_lone_surrogate() -> None:
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     engine = CocoaEngine(tiny_model("llama"), tokenizer)
     bad, where = "a\ud800b", r"has a lone surrogate \(U\+D800\) at character 1"
-    for ask in (engine.generate, engine.stream, lambda prompt: engine.generate_batch(["a", prompt])):
+    for ask in each_call(engine):
         with pytest.raises(PromptError, match=f"the prompt {where}"):
             ask(bad)
     with pytest.raises(PromptError, match=f"the text {where}"):

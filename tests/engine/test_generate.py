@@ -34,26 +34,23 @@ def test_a_call_reads_the_state_of_the_model_once(engine: CocoaEngine, monkeypat
     assert len(read) == 1
 
 
-def test_spans_cover_text_and_tokens(answer: Generation) -> None:
+def test_the_figures_of_an_answer_agree_with_each_other(answer: Generation) -> None:
     assert "".join(span.text for span in answer.spans) == answer.text
     assert [token for span in answer.spans for token in span.token_ids] == answer.token_ids
-    assert all(answer.text[span.start : span.end] == span.text for span in answer.spans)
     assert {span.kind for span in answer.spans} <= {"greedy", "risk_point"}
-
-
-def test_span_figures_agree_with_each_other(answer: Generation) -> None:
-    alpha = answer.config.alpha
+    assert answer.threshold is not None
     for span in answer.spans:
+        assert answer.text[span.start : span.end] == span.text
         assert span.log_prob == pytest.approx(sum(span.token_log_probs))
         assert span.self_information == -span.log_prob
-        assert span.score == pytest.approx(span.log_prob * (1 + alpha * span.f_mlds))
+        assert span.score == pytest.approx(span.log_prob * (1 + answer.config.alpha * span.f_mlds))
         assert span.penalty == pytest.approx(span.log_prob - span.score)
         assert span.calibrated
         assert span.risk_source == "calibrator"
         assert span.risk is not None
-        assert answer.threshold is not None
         assert 0 <= span.risk <= 1
         assert span.flagged == (span.risk >= answer.threshold)
+    assert Generation.model_validate_json(answer.model_dump_json()) == answer
 
 
 def test_usage_counts(engine: CocoaEngine) -> None:
@@ -70,20 +67,12 @@ def test_usage_counts(engine: CocoaEngine) -> None:
     assert usage.fed_tokens == competing + sum(len(span.token_ids) for span in answer.spans if span.kind == "greedy")
 
 
-def test_json_round_trip(answer: Generation) -> None:
-    assert Generation.model_validate_json(answer.model_dump_json()) == answer
-
-
-def test_stream_gives_the_same_spans(engine: CocoaEngine, answer: Generation) -> None:
+def test_a_stream_is_live_and_gives_the_same_spans(engine: CocoaEngine, answer: Generation) -> None:
     with engine.stream(QUESTION, max_new_tokens=24) as stream:
         assert stream.generation is None
-        spans = list(stream)
-    assert spans == answer.spans
+        assert list(stream) == answer.spans
     assert stream.generation == answer
-
-
-def test_stream_is_live(engine: CocoaEngine) -> None:
-    calls = []
+    calls: list[int] = []
     handle = engine.model.register_forward_pre_hook(lambda *_: calls.append(1))
     try:
         stream = engine.stream(QUESTION, max_new_tokens=24)
@@ -92,10 +81,9 @@ def test_stream_is_live(engine: CocoaEngine) -> None:
         after_first = len(calls)
         stream.close()
         assert list(stream) == []
-        assert len(calls) == after_first
     finally:
         handle.remove()
-    assert 0 < after_first < 24
+    assert 0 < len(calls) == after_first < 24
 
 
 def test_settings_override_single_fields(engine: CocoaEngine) -> None:
@@ -106,15 +94,12 @@ def test_settings_override_single_fields(engine: CocoaEngine) -> None:
     assert all(span.score == pytest.approx(span.log_prob - span.con_mlds) for span in out.spans)
 
 
-def test_prompt_as_token_ids(engine: CocoaEngine) -> None:
-    ids = engine.encode(QUESTION)
+def test_prompts_as_token_ids_and_finish_reasons(engine: CocoaEngine) -> None:
     by_text = engine.generate(QUESTION, max_new_tokens=4)
-    assert engine.generate(ids, max_new_tokens=4) == by_text
-    assert engine.generate(torch.tensor(ids), max_new_tokens=4) == by_text
-
-
-def test_finish_reasons(engine: CocoaEngine) -> None:
-    assert engine.generate(QUESTION, max_new_tokens=2).finish_reason == "length"
+    assert by_text.finish_reason == "length"
+    ids = engine.encode(QUESTION)
+    for prompt in (ids, torch.tensor(ids)):
+        assert engine.generate(prompt, max_new_tokens=4) == by_text
     eos = engine.chat([{"role": "user", "content": "Say only the word: yes"}], max_new_tokens=48)
     assert eos.finish_reason == "eos"
     assert eos.token_ids[-1] == engine.tokenizer.eos_token_id
@@ -150,12 +135,8 @@ def test_score_of_text(engine: CocoaEngine) -> None:
     mean = engine.score("The capital of France is", " Paris.", span_log_prob="mean").spans[0]
     assert mean.log_prob == pytest.approx(good.spans[0].log_prob / 2)
     assert mean.score == pytest.approx(mean.log_prob * (1 + 2.5 * mean.f_mlds))
-
-
-def test_score_splits_as_the_tokenizer_does(engine: CocoaEngine) -> None:
-    out = engine.score("The capital of France is", " Paris.")
     whole = engine.encode("The capital of France is Paris.")
-    assert whole[-len(out.token_ids) :] == out.token_ids
+    assert whole[-len(good.token_ids) :] == good.token_ids
 
 
 def test_threads_share_one_engine(engine: CocoaEngine) -> None:
@@ -172,11 +153,14 @@ def test_threads_share_one_engine(engine: CocoaEngine) -> None:
     assert_alike(suspended.generation, engine.generate(QUESTION, max_new_tokens=24))
 
 
-def test_a_stream_may_be_finished_by_another_thread(engine: CocoaEngine) -> None:
-    stream = engine.stream(QUESTION, max_new_tokens=10)
+def test_a_stream_may_be_finished_by_another_thread_and_in_another_mode(engine: CocoaEngine) -> None:
+    stream, other = (engine.stream(QUESTION, max_new_tokens=10) for _ in range(2))
     next(stream)
     join([start(lambda: list(stream))])
-    assert stream.generation == engine.generate(QUESTION, max_new_tokens=10)
+    with torch.inference_mode():
+        next(other)
+    list(other)
+    assert stream.generation == other.generation == engine.generate(QUESTION, max_new_tokens=10)
 
 
 def test_a_stream_may_be_closed_while_another_thread_waits_for_it(engine: CocoaEngine) -> None:
@@ -250,15 +234,6 @@ def test_the_tokenizer_is_left_as_it_was(engine: CocoaEngine) -> None:
     out = CocoaEngine(tiny_model("llama"), tokenizer).generate("hello world", max_new_tokens=3)
     assert out.usage.prompt_tokens > 7
     assert (tokenizer.backend_tokenizer.truncation, tokenizer.backend_tokenizer.padding) == before
-
-
-def test_inside_and_outside_of_inference_mode(engine: CocoaEngine) -> None:
-    expected = engine.generate(QUESTION, max_new_tokens=12)
-    stream = engine.stream(QUESTION, max_new_tokens=12)
-    with torch.inference_mode():
-        next(stream)
-    list(stream)
-    assert stream.generation == expected
 
 
 def test_the_models_own_forward_is_not_captured(engine: CocoaEngine) -> None:

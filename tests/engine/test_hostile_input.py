@@ -11,7 +11,6 @@ import struct
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args
@@ -29,33 +28,24 @@ from transformers import AutoConfig, GenerationConfig
 
 import cocoa_engine
 import cocoa_integrations
-from cocoa_engine import (
-    CalibrationError,
-    CocoaConfig,
-    CocoaEngine,
-    CocoaError,
-    ConfigError,
-    Consistency,
-    ContextLift,
-    DataError,
-    Generation,
-    LayerCurve,
-    ModelInfo,
-    ModelLoadError,
-    PromptError,
-    RiskCalibrator,
-    Runtime,
-    Span,
-    UnsupportedModelError,
-)
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, RiskCalibrator, Runtime
 from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.cli.output import SafeConsole, describe_error, print_json, progress_console
 from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
-from cocoa_engine.errors import ForeignError, safe_cause
+from cocoa_engine.errors import (
+    CalibrationError,
+    CocoaError,
+    ConfigError,
+    DataError,
+    ForeignError,
+    ModelLoadError,
+    PromptError,
+    UnsupportedModelError,
+    safe_cause,
+)
 from cocoa_engine.lab import files
-from cocoa_engine.lab.data import read_labelled
-from cocoa_engine.lab.records import LabelledSpan, LabelledText, checked
+from cocoa_engine.lab.data import LabelledSpan, LabelledText, checked, read_labelled
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads
 from cocoa_engine.model.generation_config import usable
@@ -101,24 +91,30 @@ def test_one_prompt_with_a_lone_surrogate_leaves_the_others(tiny: CocoaEngine) -
         tiny.generate_batch(prompts, return_exceptions=True, max_new_tokens=0)
 
 
-def test_a_lone_surrogate_in_a_grammar(tiny: CocoaEngine) -> None:
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"regex": "\ud800"}, "surrogate"),
+        ({"grammar": 'start: "\ud800"'}, "surrogate"),
+        ({"regex": 5}, "must be a"),
+        ({"grammar": b"start: /a/"}, "must be a"),
+        ({"json_schema": 5}, "must be a"),
+    ],
+    ids=str,
+)
+def test_what_is_no_grammar(options: dict[str, Any], message: str, tiny: CocoaEngine) -> None:
     pytest.importorskip("llguidance")
-    for options in ({"regex": "\ud800"}, {"grammar": 'start: "\ud800"'}):
-        assert "surrogate" in message_of(ConfigError, lambda options=options: tiny.constrain(**options))
+    assert message in message_of(ConfigError, lambda: tiny.constrain(**options))
 
 
 def test_a_tokenizer_that_is_larger_than_the_vocabulary() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["stranger"])
     engine = CocoaEngine(tiny_model("llama"), tokenizer)
-    for call in (
-        lambda: engine.generate("a stranger"),
-        lambda: engine.stream("a stranger"),
-        lambda: engine.score("a", "stranger"),
-        lambda: engine.score("a", ["b", "stranger"]),
-        lambda: engine.score([5], "stranger"),
-    ):
-        assert "token id 300" in message_of(PromptError, call)
+    for call in (engine.generate, engine.stream):
+        assert "token id 300" in message_of(PromptError, lambda call=call: call("a stranger"))
+    for given in (("a", "stranger"), ("a", ["b", "stranger"]), ([5], "stranger")):
+        assert "token id 300" in message_of(PromptError, lambda given=given: engine.score(*given))
     assert engine.generate("a", max_new_tokens=2).token_ids
 
 
@@ -130,17 +126,16 @@ def generation_config(name: str, value: Any) -> GenerationConfig:
 
 @pytest.mark.parametrize("value", [2**31, 10**18])
 @pytest.mark.parametrize("name", ["encoder_no_repeat_ngram_size", "no_repeat_ngram_size", "min_length"])
-def test_a_huge_size_in_a_generation_config_ends(name: str, value: int) -> None:
+def test_a_huge_size_in_a_generation_config_ends(name: str, value: int, tiny: CocoaEngine) -> None:
     """A processor of transformers counts up to it, in Python."""
 
     def give_up(*_: Any) -> None:
         raise AssertionError("it does not end")
 
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     before = signal.signal(signal.SIGALRM, give_up)
     signal.alarm(60)
     try:
-        assert engine.generate([5], generation_config=generation_config(name, value), max_new_tokens=2).token_ids
+        assert tiny.generate([5], generation_config=generation_config(name, value), max_new_tokens=2).token_ids
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
@@ -184,14 +179,12 @@ def test_a_broken_generation_config(name: str, value: Any, tiny: CocoaEngine, mo
         assert "generation config" in message
 
 
-def test_a_generation_config_whose_fault_shows_late(tiny: CocoaEngine) -> None:
+def test_a_generation_config_whose_fault_shows_late_and_errors_of_a_user_s_processor(tiny: CocoaEngine) -> None:
     config = generation_config("exponential_decay_length_penalty", [1, "x"])
     assert tiny.generate([5], generation_config=config, max_new_tokens=1, gamma=1).token_ids
     message = message_of(ConfigError, lambda: tiny.generate([5], generation_config=config, max_new_tokens=4))
     assert message.startswith("exponential_decay_length_penalty of the generation config cannot be used")
 
-
-def test_errors_of_a_user_s_processor_are_the_user_s(tiny: CocoaEngine) -> None:
     def broken(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         raise LookupError("the user's")
 
@@ -200,19 +193,15 @@ def test_errors_of_a_user_s_processor_are_the_user_s(tiny: CocoaEngine) -> None:
         tiny.generate([5], generation_config=config, logits_processor=broken)
 
 
-@pytest.mark.parametrize("token_id", ["x", 2.5, [None]])
-def test_a_grammar_and_an_end_token_that_is_none(token_id: Any) -> None:
-    pytest.importorskip("llguidance")
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    engine.model.generation_config = generation_config("eos_token_id", token_id)
-    assert "eos_token_id" in message_of(ConfigError, lambda: engine.constrain(regex="a"))
-
-
-def test_a_grammar_and_an_end_token_outside_the_vocabulary() -> None:
+def test_a_grammar_and_an_end_token_that_is_none_or_outside_the_vocabulary() -> None:
     pytest.importorskip("llguidance")
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["stranger"])
     engine = CocoaEngine(tiny_model("llama"), tokenizer)
+    for token_id in ("x", 2.5, [None]):
+        engine.model.generation_config.eos_token_id = token_id
+        assert "eos_token_id" in message_of(ConfigError, lambda: engine.constrain(regex="a"))
+    engine.model.generation_config.eos_token_id = 2
     outside = GrammarProcessor(regex_grammar("[a-z]"), tokenizer, eos_token_ids=[300])
     assert "vocabulary of 300" in message_of(ConfigError, lambda: engine.generate("a", logits_processor=outside))
     engine.model.generation_config.eos_token_id = [2, 10**9]
@@ -237,12 +226,6 @@ def test_what_is_no_cancellation_and_no_timeline(tiny: CocoaEngine) -> None:
     for call in decoding:
         message = message_of(ConfigError, lambda call=call: call("a", timeline="x"))
         assert message == "timeline must be a Timeline, not str."
-
-
-@pytest.mark.parametrize("options", [{"regex": 5}, {"grammar": b"start: /a/"}, {"json_schema": 5}])
-def test_a_grammar_of_another_type(options: dict[str, Any], tiny: CocoaEngine) -> None:
-    pytest.importorskip("llguidance")
-    assert "must be a" in message_of(ConfigError, lambda: tiny.constrain(**options))
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -278,40 +261,35 @@ def test_schemas_that_are_no_json(make: Callable[[], dict[str, Any]], tiny: Coco
 
 def test_a_nul_character_in_a_path(tiny: CocoaEngine, tmp_path: Path) -> None:
     path = str(tmp_path / "a\0b")
-    message_of(ModelLoadError, lambda: load_pretrained(path))
-    message_of(ModelLoadError, lambda: load_pretrained(str(tmp_path), tokenizer_name=path))
-    message_of(ModelLoadError, lambda: load_tokenizer(path, {}))
-    message_of(CalibrationError, lambda: RiskCalibrator.load(path))
-    message_of(ConfigError, lambda: tiny.generate("a", method="decore", decore_heads=path))
-    message_of(DataError, lambda: read_labelled(path + ".jsonl"))
-    message_of(DataError, lambda: files.read_text(Path(path)))
-    message_of(ConfigError, lambda: fitted().save(path))
-    message_of(ConfigError, lambda: write_file(Path(path), "text"))
-    message_of(ConfigError, lambda: require_writable(Path(path)))
-    with ExitStack() as stack:
-        message_of(ConfigError, lambda: stack.enter_context(new_run(Path(path), {})))
+    calls: dict[Callable[[], Any], type[Exception]] = {
+        lambda: load_pretrained(path): ModelLoadError,
+        lambda: load_pretrained(str(tmp_path), tokenizer_name=path): ModelLoadError,
+        lambda: load_tokenizer(path, {}): ModelLoadError,
+        lambda: RiskCalibrator.load(path): CalibrationError,
+        lambda: tiny.generate("a", method="decore", decore_heads=path): ConfigError,
+        lambda: read_labelled(path + ".jsonl"): DataError,
+        lambda: files.read_text(Path(path)): DataError,
+        lambda: fitted().save(path): ConfigError,
+        lambda: write_file(Path(path), "text"): ConfigError,
+        lambda: require_writable(Path(path)): ConfigError,
+        lambda: new_run(Path(path), {}).__enter__(): ConfigError,
+    }
+    for call, error in calls.items():
+        message_of(error, call)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_calibrator_is_not_saved_as_a_folder(tmp_path: Path) -> None:
+def test_a_calibrator_that_cannot_be_saved(tmp_path: Path) -> None:
     assert "cannot be written" in message_of(ConfigError, lambda: fitted().save(tmp_path))
-
-
-def test_a_calibrator_with_a_lone_surrogate_is_not_saved(tmp_path: Path) -> None:
     message_of(ConfigError, lambda: fitted(model_name="\ud800").save(tmp_path / "c.json")).encode()
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "dtype", ["torch.float", "float33", ["float32"], {"": "float32"}, 5, None, torch.int8, b"auto"]
-)
-def test_a_dtype_that_is_none(dtype: Any) -> None:
-    assert "dtype" in message_of(ConfigError, lambda: load_pretrained("x", dtype=dtype))
-
-
-@pytest.mark.parametrize("name", [5, ["x"], b"x"])
-def test_a_model_name_that_is_no_text(name: Any) -> None:
-    message_of(ModelLoadError, lambda: load_pretrained(name))
+def test_a_dtype_that_is_none_and_a_name_that_is_no_text() -> None:
+    for dtype in ("torch.float", "float33", ["float32"], {"": "float32"}, 5, None, torch.int8, b"auto"):
+        assert "dtype" in message_of(ConfigError, lambda dtype=dtype: load_pretrained("x", dtype=dtype))
+    for name in (5, ["x"], b"x"):
+        message_of(ModelLoadError, lambda name=name: load_pretrained(name))
 
 
 def with_field(folder: Path, kind: str, name: str, value: Any) -> str:
@@ -322,11 +300,18 @@ def with_field(folder: Path, kind: str, name: str, value: Any) -> str:
     return str(folder)
 
 
-def test_a_config_file_with_which_no_pass_runs(tmp_path: Path) -> None:
-    engine = CocoaEngine.from_pretrained(with_field(tmp_path, "llama", "sliding_window", "x"))
+def test_config_files_whose_models_cannot_run_and_that_ask_for_tuples(tmp_path: Path) -> None:
+    """The second changes nothing. A model that is given with it cannot run."""
+    engine = CocoaEngine.from_pretrained(with_field(tmp_path / "a", "llama", "sliding_window", "x"))
     message = message_of(UnsupportedModelError, lambda: engine.generate([5], max_new_tokens=2))
     assert message.startswith("a plain forward pass of LlamaForCausalLM fails (TypeError: ")
     assert "config.json" in message
+    tuples = CocoaEngine.from_pretrained(with_field(tmp_path / "b", "qwen2", "return_dict", False))
+    model, other = tiny_model("qwen2"), tiny_model("qwen2")
+    expected = CocoaEngine(model, tiny_tokenizer()).generate([5], max_new_tokens=2)
+    assert tuples.generate([5], max_new_tokens=2).token_ids == expected.token_ids
+    other.config.return_dict = False
+    message_of(UnsupportedModelError, lambda: CocoaEngine(other, tiny_tokenizer()).generate([5], max_new_tokens=2))
 
 
 def run_failing(error: Exception) -> None:
@@ -336,16 +321,14 @@ def run_failing(error: Exception) -> None:
 
 
 def test_a_model_whose_code_fails() -> None:
+    """Errors of the machine do not blame a file."""
     message = message_of(UnsupportedModelError, lambda: run_failing(RuntimeError(ESCAPE + "x" * 10**4)))
     assert message.endswith("the model's config.json or its code may be wrong.")
-
-
-@pytest.mark.parametrize("kind", MACHINE_ERRORS)
-def test_errors_of_the_machine_do_not_blame_a_file(kind: type[Exception]) -> None:
-    with pytest.raises(kind, match="of the machine"):
-        run_failing(kind("of the machine"))
-    with pytest.raises(kind, match="of the machine"), usable():
-        raise kind("of the machine")
+    for kind in MACHINE_ERRORS:
+        with pytest.raises(kind, match="of the machine"):
+            run_failing(kind("of the machine"))
+        with pytest.raises(kind, match="of the machine"), usable():
+            raise kind("of the machine")
 
 
 def test_a_tokenizer_with_which_no_grammar_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,36 +337,18 @@ def test_a_tokenizer_with_which_no_grammar_works(monkeypatch: pytest.MonkeyPatch
     assert "a grammar cannot be enforced" in message_of(ConfigError, lambda: matchers.load_tokenizer("{}", [2]))
 
 
-def test_a_config_file_that_asks_for_tuples(tmp_path: Path) -> None:
-    """The field changes nothing. A model that is given with it cannot run."""
-    engine = CocoaEngine.from_pretrained(with_field(tmp_path, "qwen2", "return_dict", False))
-    model = tiny_model("qwen2")
-    expected = CocoaEngine(model, tiny_tokenizer()).generate([5], max_new_tokens=2)
-    assert engine.generate([5], max_new_tokens=2).token_ids == expected.token_ids
-    other = tiny_model("qwen2")
-    other.config.return_dict = False
-    message_of(UnsupportedModelError, lambda: CocoaEngine(other, tiny_tokenizer()).generate([5], max_new_tokens=2))
-
-
 # --- messages ---
 
 
-@pytest.mark.parametrize(
-    ("kind", "error"),
-    [
-        (CocoaConfig, ConfigError),
-        (Runtime, ConfigError),
-        (ServerSettings, ConfigError),
-        (RiskCalibrator, CalibrationError),
-        (RetrievalHeads, ConfigError),
-        (Generation, DataError),
-        (Span, DataError),
-        (LayerCurve, DataError),
-        (Consistency, DataError),
-        (ContextLift, DataError),
-        (ModelInfo, DataError),
-    ],
-)
+RESULTS = ("Generation", "Span", "LayerCurve", "Consistency", "ContextLift", "ModelInfo")
+ERRORS: dict[type[Exception], list[Any]] = {
+    ConfigError: [CocoaConfig, Runtime, ServerSettings, RetrievalHeads],
+    CalibrationError: [RiskCalibrator],
+    DataError: [getattr(cocoa_engine, name) for name in RESULTS],
+}
+
+
+@pytest.mark.parametrize(("error", "kind"), [(error, kind) for error, kinds in ERRORS.items() for kind in kinds])
 def test_wrong_data_of_a_model(kind: Any, error: type[Exception]) -> None:
     strange = "x" * 10**5
     for wrong in (f'{{"{strange}": "{strange}"}}', "[" * 10**5, '{"\\ud800": 1}', "\ud800", 5):
@@ -424,7 +389,7 @@ def test_causes_keep_their_names_and_places() -> None:
     assert all(f"in {function}\n" in printed for function in ("fails", "fails_again", "load"))
 
 
-def test_causes_without_a_text_do_not_replace_the_error() -> None:
+def test_causes_without_a_text_do_not_replace_the_error_and_harmless_ones_are_kept() -> None:
     class TextlessError(Exception):
         def __str__(self) -> str:
             raise AttributeError("no text")
@@ -432,14 +397,10 @@ def test_causes_without_a_text_do_not_replace_the_error() -> None:
     class NotedError(Exception):
         __notes__ = (5,)
 
-    for error in (TextlessError(), NotedError("text")):
-        with pytest.raises(ModelLoadError) as caught:
-            raise ModelLoadError("ours") from safe_cause(error)
-        assert isinstance(caught.value.__cause__, ForeignError)
-        assert str(caught.value.__cause__) == f"<{type(error).__name__}>"
-
-
-def test_harmless_causes_are_kept() -> None:
+    for foreign in (TextlessError(), NotedError("text")):
+        cause = safe_cause(foreign)
+        assert isinstance(cause, ForeignError)
+        assert str(cause) == f"<{type(foreign).__name__}>"
     error = ValueError("short")
     error.__cause__ = KeyError("short too")
     assert safe_cause(error) is error
@@ -463,22 +424,24 @@ def test_a_compressed_file_may_not_inflate_without_limit(tmp_path: Path, monkeyp
     message_of(DataError, lambda: files.read_text(file))
 
 
-@pytest.mark.parametrize("repeated", [False, True])
+@pytest.mark.parametrize(
+    ("text", "repeated"), [(["a" * 3 * 2**20], False), (["a" * 2**15] * 96, True), ([None] * 10**5, True)], ids=str
+)
 def test_a_parquet_file_may_not_inflate_without_limit(
-    repeated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: list[Any], repeated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pages are compressed, and a repeated value is stored once."""
+    """Pages are compressed, a repeated value is stored once, and countless rows of nothing take no room."""
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
 
-    text = ["a" * 2**15] * 96 if repeated else ["a" * 3 * 2**20]
     file = tmp_path / "bomb.parquet"
-    parquet.write_table(pyarrow.table({"text": text}), file, compression="zstd", use_dictionary=repeated)
+    table = pyarrow.table({"text": pyarrow.array(text, pyarrow.string())})
+    parquet.write_table(table, file, compression="zstd", use_dictionary=repeated)
     assert file.stat().st_size < 2**17
     monkeypatch.setattr(files, "INFLATED_LIMIT", 2**20)
     message = message_of(DataError, lambda: list(files.read_parquet(file)))
     assert message.startswith(f"{file} is larger than 1 MiB")
-    monkeypatch.setattr(files, "INFLATED_LIMIT", 2**22)
+    monkeypatch.setattr(files, "INFLATED_LIMIT", 2**30)
     assert [row["text"] for _, row in files.read_parquet(file)] == text
 
 
@@ -575,23 +538,6 @@ def test_parquet_values_are_those_that_were_written(options: dict[str, Any], tmp
         assert [row for _, row in files.read_parquet(file)] == table.to_pylist()
 
 
-def test_a_parquet_file_of_countless_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    import pyarrow
-
-    file = tmp_path / "nulls.parquet"
-    parquet.write_table(pyarrow.table({"text": pyarrow.nulls(10**5, pyarrow.string())}), file)
-    assert file.stat().st_size < 2**12
-    monkeypatch.setattr(files, "INFLATED_LIMIT", 2**20)
-    assert "1 MiB" in message_of(DataError, lambda: list(files.read_parquet(file)))
-
-
-def test_stop_texts_are_limited() -> None:
-    assert len(CocoaConfig(stop=[f"{n:010000}" for n in range(256)]).stop) == 256
-    assert "at most 256 stop texts" in message_of(ConfigError, lambda: CocoaConfig(stop=[str(n) for n in range(257)]))
-    assert "may have 10000 characters" in message_of(ConfigError, lambda: CocoaConfig(stop="a" * 10_001))
-
-
 @pytest.mark.parametrize(
     ("stops", "message"),
     [
@@ -599,13 +545,20 @@ def test_stop_texts_are_limited() -> None:
         ("a" * 10_001, "a stop text may have 10000 characters"),
         (["a", ""], "an empty stop text"),
     ],
+    ids=["number", "length", "empty"],
 )
-def test_stop_strings_of_a_generation_config_have_the_same_limits(stops: Any, message: str, tiny: CocoaEngine) -> None:
-    config = GenerationConfig(stop_strings=stops)
+def test_stop_texts_and_stop_strings_of_a_generation_config_are_limited(
+    stops: Any, message: str, tiny: CocoaEngine
+) -> None:
+    most = [f"{n:010000}" for n in range(256)]
+    assert len(CocoaConfig(stop=most).stop) == 256
+    assert message in message_of(ConfigError, lambda: CocoaConfig(stop=stops))
     for call in (tiny.generate, tiny.stream):
-        told = message_of(ConfigError, lambda call=call: call("a", generation_config=config))
+        told = message_of(
+            ConfigError, lambda call=call: call("a", generation_config=GenerationConfig(stop_strings=stops))
+        )
         assert told.startswith(f"the generation config cannot be used: {message}")
-    config.stop_strings = [f"{n:010000}" for n in range(256)]
+    config = GenerationConfig(stop_strings=most)
     assert tiny.generate("a", generation_config=config, max_new_tokens=1).token_ids
 
 
@@ -614,12 +567,9 @@ def with_parts(count: int) -> LabelledText:
     return LabelledText("1", "p", "ab" * count, "p", True, parts, "p")
 
 
-def test_labelled_parts_are_limited() -> None:
+def test_labelled_parts_are_limited_and_take_linear_time() -> None:
     assert checked([with_parts(10_000)], "f")
     assert "may have 10000" in message_of(DataError, lambda: checked([with_parts(10_001)], "f"))
-
-
-def test_labelled_parts_take_linear_time() -> None:
     record = with_parts(20_000)
     start = time.process_time()
     assert record.hallucinated_at(0, 40_002) == [True, False] * 20_000 + [False] * 2
@@ -637,34 +587,39 @@ def refuse_to_build_configs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(AutoConfig, name, build)
 
 
-@pytest.mark.parametrize("layers", [10**9, 1001, "many"])
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+def written_config(folder: Path, kind: str, field: str, layers: Any) -> Path:
+    """A model's folder whose config names a number of layers."""
+    if kind == "deep in a config":
+        inner: Any = {"text_config": [{field: layers}]}
+        (folder / "config.json").write_text(json.dumps({"model_type": "qwen2_5_omni", "thinker_config": inner}))
+        (folder / "model.safetensors").write_bytes(b"")
+        return folder
+    tiny_model(kind).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("layer_types", None)
+    (folder / "config.json").write_text(json.dumps({**config, field: layers}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "layers"),
+    [
+        *((kind, "num_hidden_layers", layers) for kind in ("llama", "qwen2") for layers in (10**9, 1001, "many")),
+        *(("gpt2", "n_layer", layers) for layers in (10**9, 1001, "many")),
+        *(("deep in a config", field, 10**9) for field in ("num_hidden_layers", "n_layer")),
+    ],
+)
 def test_more_layers_than_any_model_has(
-    kind: str, layers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, field: str, layers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some configs build a list of that length."""
-    tiny_model(kind).save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config.pop("layer_types", None)
-    field = "n_layer" if kind == "gpt2" else "num_hidden_layers"
-    (tmp_path / "config.json").write_text(json.dumps({**config, field: layers}))
+    folder = written_config(tmp_path, kind, field, layers)
     refuse_to_build_configs(monkeypatch)
-    message = message_of(CocoaError, lambda: load_pretrained(str(tmp_path)))
-    assert read_context_window(tmp_path) is None
+    message = message_of(CocoaError, lambda: load_pretrained(str(folder)))
     assert f"{field} must be a whole number of at most 1000" in message
-
-
-@pytest.mark.parametrize("field", ["num_hidden_layers", "n_layer"])
-def test_more_layers_than_any_model_has_deep_in_a_config(
-    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inner: Any = {"text_config": [{field: 10**9}]}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_omni", "thinker_config": inner}))
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    refuse_to_build_configs(monkeypatch)
-    message = message_of(CocoaError, lambda: load_pretrained(str(tmp_path)))
-    assert f"{field} must be a whole number of at most 1000" in message
+    if kind != "deep in a config":
+        assert read_context_window(folder) is None
 
 
 def test_a_gguf_file_of_more_layers_than_any_model_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -750,18 +705,15 @@ OTHER_LOGGERS = {
 }
 
 
-def test_loggers_of_all_modules_show_control_characters() -> None:
+def test_loggers_and_consoles_of_all_modules_show_control_characters() -> None:
     assert modules_with(r"\bgetLogger\b") == OTHER_LOGGERS.keys()
-
-
-def test_consoles_of_all_modules_show_control_characters() -> None:
     assert modules_with(r"\bConsole\(") == {"cocoa_engine/rendering/documents.py"}  # of text that is safe
     assert isinstance(progress_console(), SafeConsole)
 
 
-@pytest.mark.parametrize("token_ids", [[-1], [10**30], ["x"], "x", 5, None])
-def test_what_is_no_list_of_token_ids_is_not_decoded(token_ids: Any, tiny: CocoaEngine) -> None:
-    assert "token ids" in message_of(PromptError, lambda: tiny.decode(token_ids))
+def test_what_is_no_list_of_token_ids_is_not_decoded(tiny: CocoaEngine) -> None:
+    for token_ids in ([-1], [10**30], ["x"], "x", 5, None):
+        assert "token ids" in message_of(PromptError, lambda token_ids=token_ids: tiny.decode(token_ids))
 
 
 def test_marks_of_right_to_left_text_stay() -> None:

@@ -94,8 +94,7 @@ def test_a_cut_span_has_the_figures_of_its_tokens_and_uncut_candidates() -> None
     settings: dict[str, Any] = {"gamma": 0.15, "max_span_tokens": 6, "span_boundary": "fixed"}
     (prompt,) = prompts(1)
     whole = engine.generate(prompt, max_new_tokens=LONGEST, **settings)
-    before = 0
-    cut = 0
+    before = cut = 0
     for span in whole.spans:
         if span.kind == "risk_point" and len(span.token_ids) > 2 and before + 2 < LONGEST:
             last = engine.generate(prompt, max_new_tokens=before + 2, **settings).spans[-1]

@@ -42,10 +42,6 @@ def limit_of(full: Generation) -> float:
     return (highest[n - 1] + highest[n]) / 2
 
 
-def unmarked(spans: list[Span]) -> list[Span]:
-    return [span.model_copy(update={"reaches_max_risk": False}) for span in spans]
-
-
 def assert_stopped_as(stopped: Generation, full: Generation, limit: float) -> None:
     """The spans of the whole answer up to the first that reaches the limit, which alone is marked."""
     end = first_at(full.spans, limit)
@@ -119,7 +115,7 @@ def test_the_last_span_counts_too_and_a_low_risk_changes_nothing(engine: CocoaEn
     one = engine.generate(PROMPTS["story"], max_risk=0.0, gamma=1, **settings)  # a single span, to the end
     whole = engine.generate(PROMPTS["story"], gamma=1, **settings)
     assert (whole.finish_reason, one.finish_reason) == ("stop" if "." not in whole.text else "length", "risk")
-    assert unmarked(one.spans) == whole.spans
+    assert [span.model_copy(update={"reaches_max_risk": False}) for span in one.spans] == whole.spans
     assert (one.text, one.usage) == (whole.text, whole.usage)
 
 
@@ -134,25 +130,17 @@ def test_the_text_before_a_stop_text_is_the_same(engine: CocoaEngine) -> None:
     assert (span.text, span.reaches_max_risk) == (stopped.text, True)
 
 
-@pytest.mark.parametrize("value", [-0.1, 2.5, float("nan")])
-def test_what_is_no_risk_is_refused(value: float) -> None:
-    with pytest.raises(ConfigError, match="max_risk"):
-        CocoaConfig(max_risk=value)
-
-
-def test_a_risk_that_reaches_the_limit_counts() -> None:
-    """As for a calibrator's own threshold, and for every gate."""
+def test_the_limit_of_the_setting_and_of_a_scored_text() -> None:
+    """A risk that reaches the limit counts, as for a calibrator's own threshold, and for every gate."""
+    for value in (-0.1, 2.5, float("nan")):
+        with pytest.raises(ConfigError, match="max_risk"):
+            CocoaConfig(max_risk=value)
     engine = CocoaEngine(tiny_model("llama", seed=6), tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
     (span,) = engine.score(PROMPT, "a thing").spans
+    assert not span.reaches_max_risk
     for limit, reached in ((span.risk, True), (math.nextafter(span.risk, 2), False)):
         (again,) = engine.score(PROMPT, "a thing", max_risk=limit).spans
         assert again.reaches_max_risk == reached
-
-
-def test_a_scored_text_is_marked(engine: CocoaEngine) -> None:
-    (span,) = engine.score("The sky is", " blue.", max_risk=0.01).spans
-    assert span.reaches_max_risk
-    assert not engine.score("The sky is", " blue.").spans[0].reaches_max_risk
 
 
 def test_answers_streams_and_batches_of_the_adapters(engine: CocoaEngine) -> None:

@@ -49,10 +49,9 @@ def test_a_daemon_thread_ends_silently(ending: None, tiny: CocoaEngine, capfd: p
 
 def test_another_thread_gets_an_error(ending: None, tiny: CocoaEngine) -> None:
     process_exit._end_work()
-    with pytest.raises(RequestCancelledError, match="the process is ending"):
-        tiny.generate([5, 6])
-    with pytest.raises(RequestCancelledError, match="the process is ending"):
-        tiny.score([5, 6], [7])
+    for call in (lambda: tiny.generate([5, 6]), lambda: tiny.score([5, 6], [7])):
+        with pytest.raises(RequestCancelledError, match="the process is ending"):
+            call()
     assert not process_exit._depths
 
 

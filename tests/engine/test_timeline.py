@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+from typing import Any
 
 import pytest
 
-from cocoa_engine import CocoaEngine, Timeline
+from cocoa_engine import CocoaConfig, CocoaEngine, Timeline
 from tests.helpers.engines import engine_of, prompt
+from tests.helpers.in_threads import join, start, wait_until
 from tests.helpers.tiny_models import tiny_model
-
-
-@pytest.fixture(scope="module")
-def tiny() -> CocoaEngine:
-    return engine_of(tiny_model("llama"), max_batch_size=1)
 
 
 def in_order(timeline: Timeline) -> bool:
@@ -23,11 +19,12 @@ def in_order(timeline: Timeline) -> bool:
 
 
 @pytest.mark.parametrize("method", ["cocoa-sig", "dola"])
-def test_of_a_whole_answer_and_of_a_stream(tiny: CocoaEngine, method: str) -> None:
-    whole, streamed = Timeline(), Timeline()
+def test_of_a_whole_answer_and_of_a_stream(method: Any) -> None:
+    tiny, whole, streamed = engine_of(tiny_model("llama")), Timeline(), Timeline()
     assert (whole.queue_seconds, whole.prefill_seconds, whole.decode_seconds) == (None, None, None)
-    answer = tiny.generate(prompt(1), max_new_tokens=6, method=method, dola_layers="1,2", timeline=whole)
-    with tiny.stream(prompt(1), max_new_tokens=6, method=method, dola_layers="1,2", timeline=streamed) as stream:
+    config = CocoaConfig(max_new_tokens=6, method=method, dola_layers="1,2")
+    answer = tiny.generate(prompt(1), config=config, timeline=whole)
+    with tiny.stream(prompt(1), config=config, timeline=streamed) as stream:
         assert streamed.started is None
         spans = list(stream)
     assert spans == answer.spans
@@ -38,15 +35,14 @@ def test_of_a_whole_answer_and_of_a_stream(tiny: CocoaEngine, method: str) -> No
     )
 
 
-def test_a_waiting_call_has_not_started(tiny: CocoaEngine) -> None:
-    timeline, scheduler = Timeline(), tiny.session.scheduler
+def test_a_waiting_call_has_not_started() -> None:
+    tiny, timeline = engine_of(tiny_model("llama"), max_batch_size=1), Timeline()
+    scheduler = tiny.session.scheduler
     with scheduler.slot():
-        call = threading.Thread(target=lambda: tiny.generate(prompt(2), max_new_tokens=2, timeline=timeline))
-        call.start()
-        while not scheduler.waiting:
-            pass
+        call = start(lambda: tiny.generate(prompt(2), max_new_tokens=2, timeline=timeline))
+        wait_until(lambda: bool(scheduler.waiting))
         assert timeline.started is None
-    call.join(60)
+    join([call])
     assert in_order(timeline)
 
 

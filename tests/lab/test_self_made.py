@@ -14,7 +14,6 @@ from cocoa_engine.lab.forced import force
 from cocoa_engine.lab.measured import labelled_features
 from cocoa_engine.lab.self_made import (
     MadeQuestion,
-    declines,
     made_questions,
     passages,
     planted_errors,
@@ -30,6 +29,7 @@ DOCUMENT = (
 
 
 def test_declining() -> None:
+    question = made(["a known answer"], answerable=False)
     for answer in (
         "The text does not say.",
         "It is not mentioned in the passage.",
@@ -38,9 +38,9 @@ def test_declining() -> None:
         "The passage doesn't specify it.",
         "unknown",
     ):
-        assert declines(answer), answer
+        assert question.is_right(answer), answer
     for answer in ("Paris.", "It is known for its clocks.", "She was not born in Rome.", ""):
-        assert not declines(answer), answer
+        assert not question.is_right(answer), answer
 
 
 def test_made_questions() -> None:

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
-from transformers import GenerationConfig, LogitsProcessor
+from transformers import GenerationConfig
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
@@ -19,6 +18,7 @@ from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.tokenizer import Tokens
 from tests.conformance.tools import source_if_there
 from tests.helpers import small_gguf
+from tests.helpers.processors import Dictated
 from tests.helpers.tiny_models import EOS, PAD, tiny_model, tiny_tokenizer
 
 TURN = 300
@@ -80,18 +80,7 @@ def test_ends_are_the_union(model: Any, own: Any, of_call: Any, eos: str | None,
     expected = {tokenizer.eos_token_id, TEMPLATES[template]}
     expected |= {stated} if isinstance(stated, int) else set(stated or ())
     ends = eos_token_ids(model, Tokens(tokenizer), config)
-    assert ends == {one for one in expected if one is not None and 0 <= one < SIZE}
-
-
-class Says(LogitsProcessor):
-    """Dictates tokens after a prompt, then one token for ever."""
-
-    def __init__(self, prompt: int, token_ids: list[int], then: int) -> None:
-        self.prompt, self.token_ids, self.then = prompt, token_ids, then
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        token = (self.token_ids + [self.then] * 30)[input_ids.shape[1] - self.prompt]
-        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([token]), 0.0)
+    assert ends == {end for end in expected if end is not None and 0 <= end < SIZE}
 
 
 @pytest.mark.parametrize("own", [0, None, [], 10**6, -1, [10**6, EOS]])
@@ -102,7 +91,7 @@ def test_an_answer_ends_at_each_of_them(model: Any, own: Any) -> None:
     model.generation_config.eos_token_id = own
     for end in (TURN, PAD):
         for ask in (engine.generate, lambda prompt, **options: engine.generate_batch([prompt], **options)[0]):
-            answer = ask([5, 6], logits_processor=Says(2, [70, 71], end), max_new_tokens=9)
+            answer = ask([5, 6], logits_processor=Dictated(2, [70, 71], end), max_new_tokens=9)
             assert (answer.finish_reason, answer.token_ids) == ("eos", [70, 71, end])
             assert answer.text == engine.decode([70, 71])
     # not before min_new_tokens
@@ -127,24 +116,10 @@ NAMES = ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "
 NAMES += ["<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "<end_of_utterance>", "<turn|>", "<|fim_pad|>", "<|file_sep|>"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_known_names_end_a_text_whatever_their_type(name: str) -> None:
-    metadata: dict[str, Any] = {"tokenizer.ggml.tokens": ["a", name, "b"]}
-    assert eos_of_gguf(metadata) == [1]
-    for kind in (1, 3, 4):
-        assert eos_of_gguf({**metadata, "tokenizer.ggml.token_type": [1, kind, 1]}) == [1]
-
-
-@pytest.mark.parametrize("key", ["eos", "eot", "eom"])
-def test_keys_name_tokens(key: str) -> None:
-    for token_id, ends in ((0, [0]), (2, [2]), (3, []), (-1, []), (2**32 - 1, [])):
-        metadata = {"tokenizer.ggml.tokens": ["a", "b", "c"], f"tokenizer.ggml.{key}_token_id": token_id}
-        assert eos_of_gguf(metadata) == ends
-
-
 @pytest.mark.parametrize(
     ("tokens", "ends"),
     [
+        *(({"a": 1, name: kind, "b": 1}, [name]) for name in NAMES for kind in (1, 3, 4)),  # whatever their type
         ({"</s>": 1}, []),  # a tag of HTML
         ({"</s>": 4}, []),
         ({"</s>": 3}, ["</s>"]),
@@ -153,9 +128,19 @@ def test_keys_name_tokens(key: str) -> None:
         ({"<|im_start|>": 3, "<|user|>": 3, "<s>": 3, "<think>": 4, "<|pad|>": 3}, []),
     ],
 )
-def test_names_that_are_no_ends_everywhere(tokens: dict[str, int], ends: list[str]) -> None:
-    metadata = {"tokenizer.ggml.tokens": [*tokens], "tokenizer.ggml.token_type": [*tokens.values()]}
-    assert [[*tokens][one] for one in eos_of_gguf(metadata)] == ends
+def test_names_that_end_a_text(tokens: dict[str, int], ends: list[str]) -> None:
+    metadata: dict[str, Any] = {"tokenizer.ggml.tokens": [*tokens]}
+    if len(ends) == 1 and ends[0] in NAMES:
+        assert eos_of_gguf(metadata) == [1]  # without types
+    metadata["tokenizer.ggml.token_type"] = [*tokens.values()]
+    assert [[*tokens][number] for number in eos_of_gguf(metadata)] == ends
+
+
+@pytest.mark.parametrize("key", ["eos", "eot", "eom"])
+def test_keys_name_tokens(key: str) -> None:
+    for token_id, ends in ((0, [0]), (2, [2]), (3, []), (-1, []), (2**32 - 1, [])):
+        metadata = {"tokenizer.ggml.tokens": ["a", "b", "c"], f"tokenizer.ggml.{key}_token_id": token_id}
+        assert eos_of_gguf(metadata) == ends
 
 
 @pytest.mark.slow
@@ -172,7 +157,7 @@ def test_a_file_whose_end_is_not_that_of_its_template(tmp_path: Path, kind: int,
         engine = CocoaEngine.from_pretrained(file, calibrator=None, **options)
         said = engine.encode("he12", add_special_tokens=False)
         for end in (2, 3, 4):
-            answer = engine.generate([9], logits_processor=Says(1, said, end), max_new_tokens=9)
+            answer = engine.generate([9], logits_processor=Dictated(1, said, end), max_new_tokens=9)
             assert (answer.finish_reason, answer.token_ids) == ("eos", [*said, end])
             if not options:  # transformers reads the types of tokens by itself
                 assert answer.text == "he12"
@@ -180,36 +165,37 @@ def test_a_file_whose_end_is_not_that_of_its_template(tmp_path: Path, kind: int,
 
 # The templates that llama.cpp tests with.
 
-ENDS = {
-    "<|im_end|>": "Bielik HuggingFaceTB Kimi-K2 LFM2 MiMo NVIDIA-Nemotron-3 NousResearch Qwen StepFun moonshotai "
-    "openbmb",
-    "<｜end▁of▁sentence｜>": "Spark deepseek-ai llama-cpp-deepseek",
-    "<|eot_id|>": "meetkai meta-llama",
-    "<eos>": "Mistral Ministral mistralai unsloth-mistral",
-    "<|end|>": "Apriel microsoft unsloth-Apriel",
-    "<|end_of_text|>": "ibm-granite",
-    "[e~[": "MiniMax-M2 MiniMax-M3",
-    "<end_of_sentence>": "MiniMax-M1",
-    "<|message_sep|>": "GigaChat",
-    "<turn|>": "google-gemma-4",
-    "<end_of_turn>": "google-gemma-2",
-    "</assistant>": "poolside",
-    "<|user|>": "GLM",  # what opens the next turn is all that ends one
-    "<|assistant_end|>": "Apertus",
-    "<seed:eos>": "ByteDance",
-    "<|END_TEXT|>": "Cohere2MoE",
-    "<|END_OF_TURN_TOKEN|>": "CohereForAI-c4ai-command-r-plus",
-    "<|END_RESPONSE|>": "CohereForAI-c4ai-command-r7b",
-    "<|end_of_msg|>": "Kimi-K3",
-    "<SPECIAL_12>": "NVIDIA-Nemotron-Nano",
-    "<sep>": "Reka",
-    "<|role_end|>": "inclusionai",
-    "<|eot|>": "muse",
-    "<|return|>": "openai",
-    "<｜hy_eos:opensource｜>": "tencent",
-    # text ends a turn; needs a list of functions; its <|end|> ends thoughts too
-    None: "llama-cpp-rwkv fireworks upstage",
-}
+ENDS = """
+<|im_end|> Bielik HuggingFaceTB Kimi-K2 LFM2 MiMo NVIDIA-Nemotron-3 NousResearch Qwen StepFun moonshotai openbmb
+<｜end▁of▁sentence｜> Spark deepseek-ai llama-cpp-deepseek
+<|eot_id|> meetkai meta-llama
+<eos> Mistral Ministral mistralai unsloth-mistral
+<|end|> Apriel microsoft unsloth-Apriel
+<|end_of_text|> ibm-granite
+[e~[ MiniMax-M2 MiniMax-M3
+<end_of_sentence> MiniMax-M1
+<|message_sep|> GigaChat
+<turn|> google-gemma-4
+<end_of_turn> google-gemma-2
+</assistant> poolside
+<|user|> GLM
+<|assistant_end|> Apertus
+<seed:eos> ByteDance
+<|END_TEXT|> Cohere2MoE
+<|END_OF_TURN_TOKEN|> CohereForAI-c4ai-command-r-plus
+<|END_RESPONSE|> CohereForAI-c4ai-command-r7b
+<|end_of_msg|> Kimi-K3
+<SPECIAL_12> NVIDIA-Nemotron-Nano
+<sep> Reka
+<|role_end|> inclusionai
+<|eot|> muse
+<|return|> openai
+<｜hy_eos:opensource｜> tencent
+none llama-cpp-rwkv fireworks upstage
+"""
+"""The end of each family's templates. What opens the next turn is all that ends one of GLM. None: text ends a turn; the
+template needs a list of functions; its <|end|> ends thoughts too."""
+STATED = {prefix: end for end, *prefixes in map(str.split, ENDS.strip().splitlines()) for prefix in prefixes}
 OTHERS = "<|im_start|> <|begin_of_text|> <|start|> <|end|> <|channel|> <|message|> <|close|> <|open|> <|sep|> <|begin|>"
 OTHERS += " <|content|> <|start_of_role|> <|end_of_role|> <|assistant|> <think> </think> <|START_OF_TURN_TOKEN|>"
 
@@ -217,16 +203,16 @@ OTHERS += " <|content|> <|start_of_role|> <|end_of_role|> <|assistant|> <think> 
 @pytest.mark.slow
 def test_the_ends_of_llama_cpp_s_templates() -> None:
     folder = source_if_there("llama-cpp-python") / "vendor/llama.cpp/models/templates"
-    marks = [AddedToken(mark, special=True, normalized=False) for mark in {*filter(None, ENDS), *OTHERS.split()}]
+    marks = [
+        AddedToken(mark, special=True, normalized=False) for mark in {*STATED.values(), *OTHERS.split()} - {"none"}
+    ]
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(marks, special_tokens=True)
     tokens = Tokens(tokenizer)
-    found: dict[str, str | None] = {}
+    ends: dict[str, str] = {}
     for file in sorted(folder.glob("*.jinja")):
         tokens.settings.chat_template = file.read_text()
         end = turn_end(tokens)
-        found[file.stem] = None if end is None else tokenizer.convert_ids_to_tokens(end)
-    stated = {prefix: end for end, prefixes in ENDS.items() for prefix in prefixes.split()}
-    expected = {name: stated[max((p for p in stated if name.startswith(p)), key=len)] for name in found}
-    assert len(found) > 60
-    assert found == expected
+        ends[file.stem] = "none" if end is None else str(tokenizer.convert_ids_to_tokens(end))
+    assert len(ends) > 60
+    assert ends == {name: STATED[max(filter(name.startswith, STATED), key=len)] for name in ends}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,21 +31,29 @@ from tests.helpers.tiny_models import sentencepiece_like_tokenizer
 IDS = torch.randint(3, 260, (1, 20), generator=torch.Generator().manual_seed(0))
 
 
+@torch.no_grad()
 def logits(model: Any) -> torch.Tensor:
-    with torch.no_grad():
-        return model(IDS).logits
+    return model(IDS).logits
 
 
 SMALL = ("llama", "qwen2", "qwen3")
 ALL = (*SMALL, *FAMILIES)
 
 
+@torch.no_grad()
 def written(path: Path, family: str, kind: str, *, tied: bool = True) -> Any:
     """The model that a file holds."""
-    if family not in SMALL:
-        return write_family(path, family, kind, tied=tied)
-    with torch.no_grad():
-        return write(path, family, kind, tied=tied)
+    return (write if family in SMALL else write_family)(path, family, kind, tied=tied)
+
+
+def assert_same_answers(engine: CocoaEngine, exact: Any, prompt: Any, methods: Sequence[str] = ("cocoa-sig",)) -> None:
+    """The tokens and figures are those of the engine of an ordinary model."""
+    plain = CocoaEngine(exact, engine.tokenizer, runtime=engine.session.runtime)
+    for method in methods:
+        answer, expected = (each.generate(prompt, method=method, max_new_tokens=20) for each in (engine, plain))
+        assert answer.token_ids == expected.token_ids
+        figures = [[span.f_mlds for span in generation.spans] for generation in (answer, expected)]
+        assert figures[0] == pytest.approx(figures[1], abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -67,22 +76,20 @@ def test_the_model_is_that_of_the_file(tmp_path: Path, family: str, kind: str, t
     assert (model.get_output_embeddings().weight is model.get_input_embeddings().weight) == (tied or family == "gemma2")
     if family in SMALL:
         assert model.generation_config.eos_token_id == [2, 3]
+    if kind == "Q8_0":
+        unpacked = load_pretrained(file.path)[0]
+        assert {type(weight) for weight in unpacked.parameters()} == {torch.nn.Parameter}
+        torch.testing.assert_close(logits(model), logits(unpacked), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize(("family", "forward"), [*product(ALL, ["auto"]), *product(SMALL, ["modules"])])
 def test_the_engine_decodes_from_blocks_as_from_float32(tmp_path: Path, family: str, forward: str) -> None:
-    exact, runtime = written(tmp_path / "model.gguf", family, "Q8_0"), Runtime(forward=forward)
-    engine = CocoaEngine.from_pretrained(str(tmp_path / "model.gguf"), runtime=runtime)
-    plain = CocoaEngine(exact, engine.tokenizer, runtime=runtime)
+    exact = written(tmp_path / "model.gguf", family, "Q8_0")
+    engine = CocoaEngine.from_pretrained(str(tmp_path / "model.gguf"), runtime=Runtime(forward=forward))
     assert isinstance(engine.model.get_input_embeddings().weight, BlockTensor)
-    for method in ("cocoa-sig", "greedy"):
-        found, expected = (each.generate("he 12 inner", method=method, max_new_tokens=20) for each in (engine, plain))
-        assert found.token_ids == expected.token_ids
-        assert [span.f_mlds for span in found.spans] == pytest.approx(
-            [span.f_mlds for span in expected.spans], abs=1e-3
-        )
+    assert_same_answers(engine, exact, "he 12 inner", ("cocoa-sig", "greedy"))
 
 
 @pytest.mark.slow
@@ -103,19 +110,15 @@ def test_experts_of_every_type_are_read_where_they_are(
             continue
         chosen = made(model, forward, "stock" if trial.obstacle() else "native")
         engine = use_backend(CocoaEngine(model, sentencepiece_like_tokenizer()), chosen)
-        plain = CocoaEngine(exact, engine.tokenizer)
-        found, wanted = (each.generate(IDS[0].tolist(), max_new_tokens=12) for each in (engine, plain))
-        assert found.token_ids == wanted.token_ids
+        assert_same_answers(engine, exact, IDS[0].tolist())
     torch.testing.assert_close(logits(model), expected, atol=1e-4 * float(expected.std()), rtol=1e-4)
     for layer, block in enumerate(model.model.layers):
         experts = block.mlp.experts
-        parts = zip(("gate", "up", "down"), (experts.gate_proj, experts.up_proj, experts.down_proj), kinds, strict=True)
-        for name, linears, kind in parts:
-            assert linears.weight.kind == kind
+        for name, kind in zip(("gate", "up", "down"), kinds, strict=True):
+            weight = experts.get_submodule(f"{name}_proj").weight
+            assert weight.kind == kind
             theirs = file.blocks(f"blk.{layer}.ffn_{name}_exps.weight")
-            assert [linears.weight[expert].blocks.data_ptr() for expert in range(6)] == [
-                theirs[expert].data_ptr() for expert in range(6)
-            ]
+            assert all(weight[expert].blocks.data_ptr() == theirs[expert].data_ptr() for expert in range(6))
 
 
 @needs_kernels
@@ -123,11 +126,8 @@ def test_the_modules_run_experts_by_the_kernels(tmp_path: Path, monkeypatch: pyt
     exact = write_family(tmp_path / "model.gguf", "qwen3moe-mixed", "Q5_0")
     engine = CocoaEngine.from_pretrained(str(tmp_path / "model.gguf"), runtime=Runtime(forward="modules"))
     assert engine.info().forward == "modules"
-    expected = CocoaEngine(exact, engine.tokenizer).generate("the inner heather", max_new_tokens=20)
     monkeypatch.setattr(SeparateExperts, "_run", None)
-    found = engine.generate("the inner heather", max_new_tokens=20)
-    assert found.token_ids == expected.token_ids
-    assert [span.f_mlds for span in found.spans] == pytest.approx([span.f_mlds for span in expected.spans], abs=1e-3)
+    assert_same_answers(engine, exact, "the inner heather")
 
 
 @pytest.mark.parametrize(
@@ -195,11 +195,3 @@ def test_the_scale_of_gemmas_scores(tmp_path: Path, family: str, layers: int, ex
     model: Any = gguf_model.load(GgufFile(tmp_path / "model.gguf"))
     assert model.config.query_pre_attn_scalar == expected
     assert model.model.layers[0].self_attn.scaling == expected**-0.5
-
-
-@pytest.mark.parametrize("family", ALL)
-def test_an_unpacked_model_gives_the_same_logits(tmp_path: Path, family: str) -> None:
-    written(tmp_path / "model.gguf", family, "Q8_0")
-    blocks, unpacked = gguf_model.load(GgufFile(tmp_path / "model.gguf")), load_pretrained(tmp_path / "model.gguf")[0]
-    assert {type(weight) for weight in unpacked.parameters()} == {torch.nn.Parameter}
-    torch.testing.assert_close(logits(blocks), logits(unpacked), atol=1e-5, rtol=1e-4)

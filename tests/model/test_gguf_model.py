@@ -1,7 +1,9 @@
-"""GGUF files whose weights stay in their blocks: the same model and tokens as the unpacked file gives."""
+"""GGUF files: what their names mean at every door, and what is made of them in blocks and unpacked."""
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import struct
 from pathlib import Path
@@ -9,12 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from cocoa_engine import CocoaEngine, Runtime
+from cocoa_engine.cli.app import app
 from cocoa_engine.errors import ConfigError, ModelLoadError
+from cocoa_engine.execution.forward import trial
 from cocoa_engine.model import gguf_tokenizer
+from cocoa_engine.model.blocks import BlockTensor
+from cocoa_engine.model.checkpoint_files import locate
 from cocoa_engine.model.gguf_reader import GgufFile
-from cocoa_engine.model.loading import load_pretrained
+from cocoa_engine.model.loading import load_pretrained, read_context_window
+from cocoa_integrations.langchain import CocoaLLM
 from tests.helpers.alike import same_tokenizer
 from tests.helpers.libraries import needs_kernels
 from tests.helpers.small_gguf import SPECIAL, TOKENS, write
@@ -54,8 +62,8 @@ def test_options_that_unpack(tmp_path: Path, options: dict[str, Any]) -> None:
         load_pretrained(tmp_path / "model.gguf", alhpa=1.0, **options)
 
 
-def test_a_tokenizer_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    """It is found by the content of the file, wherever that is, and made again where it is damaged."""
+def test_a_tokenizer_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found by the content of the file, wherever that is."""
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(gguf_tokenizer, "FOLDER", "gguf")
     monkeypatch.setattr(gguf_tokenizer, "KEPT", 2)
@@ -71,12 +79,6 @@ def test_a_tokenizer_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert all(same_tokenizer(tokenizers[0], tokenizer) for tokenizer in tokenizers[1:])
     assert tokenizers[2].name_or_path == str(tmp_path / "copy.gguf")
     (kept,) = tokenizer_cache.iterdir()
-    whole = kept.read_bytes()
-    for text in (b"", b"{}", whole[: len(whole) // 2]):
-        kept.write_bytes(text)
-        assert same_tokenizer(gguf_tokenizer.load(GgufFile(tmp_path / "model.gguf")), tokenizers[0])
-        assert kept.read_bytes() == whole
-    assert len(made) == 4
     for special in ("<b>", "<c>"):
         tokens = {**SPECIAL, special: 3}
         del tokens["<added>"]
@@ -85,10 +87,6 @@ def test_a_tokenizer_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert other.convert_tokens_to_ids(special) == 4
     assert len(list(tokenizer_cache.iterdir())) == 2
     assert not kept.exists()
-    shutil.rmtree(tokenizer_cache)
-    tokenizer_cache.touch()
-    assert same_tokenizer(gguf_tokenizer.load(GgufFile(tmp_path / "model.gguf")), tokenizers[0])
-    assert "is not kept, and is made again at each start" in caplog.text
 
 
 @needs_kernels
@@ -119,9 +117,9 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
         CocoaEngine.from_pretrained(folder / names[0])
 
 
+@torch.no_grad()
 def test_special_and_added_tokens(tmp_path: Path) -> None:
-    with torch.no_grad():
-        write(tmp_path / "model.gguf", "qwen2", "Q8_0", pre="llama-bpe")
+    write(tmp_path / "model.gguf", "qwen2", "Q8_0", pre="llama-bpe")
     tokenizer = gguf_tokenizer.load(GgufFile(tmp_path / "model.gguf"))
     assert tokenizer("he<added>12<|turn|>")["input_ids"] == [1, TOKENS.index("he"), 4, TOKENS.index("12"), 3]
     assert tokenizer.decode([1, TOKENS.index("he"), 4, 3], skip_special_tokens=True) == "he<added>"
@@ -140,3 +138,91 @@ def test_files_that_are_none_or_of_another_version_are_told(tmp_path: Path) -> N
         path.write_bytes(b"GGUF" + version + bytes(64))
         with pytest.raises(ModelLoadError, match="version"):
             GgufFile(path)
+
+
+# What the name of a file means.
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write_tiny_gguf(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def answer(file: Path) -> str:
+    """The answer of the model named in transformers' way."""
+    engine = CocoaEngine.from_pretrained(file.parent, model_kwargs={"gguf_file": file.name})
+    return engine.generate("he", max_new_tokens=6).text
+
+
+def test_a_file_or_a_folder_with_one_file_is_the_model(file: Path, answer: str) -> None:
+    for name in (str(file), file.parent):
+        engine = CocoaEngine.from_pretrained(name)
+        assert engine.generate("he", max_new_tokens=6).text == answer
+        assert engine.model.dtype == torch.float32
+        assert read_context_window(file) == 128
+    assert CocoaLLM(model_name=str(file), max_tokens=6).invoke("he") == answer
+    command = ["ask", "he", "--raw", "--model", str(file), "--tokenizer", str(file), "--max-new-tokens", "6"]
+    result = CliRunner().invoke(app, [*command, "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["text"] == answer
+
+
+def test_file_in_a_repository_of_the_hub() -> None:
+    for file in ("small-q8_0.gguf", "below/small.gguf"):
+        assert locate(f"owner/model/{file}") == ("owner/model", file)
+    assert locate("owner/model") == ("owner/model", None)
+    assert locate("owner/model/small-00002-of-00002.gguf") == ("owner/model", "small-00001-of-00002.gguf")
+    with pytest.raises(ModelLoadError, match="owner/model"):  # the tests have no hub
+        CocoaEngine.from_pretrained("owner/model/small-q8_0.gguf")
+
+
+@pytest.mark.parametrize("below", ["", "quantised/"])
+def test_file_in_the_cache_of_the_hub(file: Path, answer: str, tmp_path: Path, below: str) -> None:
+    """A download of before: the weights stay in the blocks of the cached file, of the revision that is asked for."""
+    repository = tmp_path / "models--owner--model"
+    for reference, commit in (("main", "1" * 40), ("old", "2" * 40)):
+        (repository / "refs").mkdir(parents=True, exist_ok=True)
+        (repository / "refs" / reference).write_text(commit)
+        (repository / "snapshots" / commit / below).mkdir(parents=True)
+    target = Path(f"snapshots/{'1' * 40}") / below / "small.gguf"
+    (repository / target).symlink_to(file)
+    name = f"owner/model/{below}small.gguf"
+    engine = CocoaEngine.from_pretrained(name, cache_dir=str(tmp_path), local_files_only=True)
+    assert engine.generate("he", max_new_tokens=6).text == answer
+    if trial.obstacle() is None:
+        assert any(isinstance(parameter, BlockTensor) for parameter in engine.model.parameters())
+    assert engine.info().model_name == name
+    assert read_context_window(name, model_kwargs={"cache_dir": str(tmp_path)}) == 128
+    for options in ({"revision": "old"}, {"revision": "none"}):
+        with pytest.raises(ModelLoadError, match="neither a local folder nor in the Hub's cache"):
+            CocoaEngine.from_pretrained(name, cache_dir=str(tmp_path), local_files_only=True, **options)
+
+
+@pytest.mark.parametrize("name", ["no.gguf", "./a/b/no.gguf", "/a/b/no.gguf", "tests/model/no.gguf", "~/a/b/no.gguf"])
+def test_file_that_is_not_there(name: str) -> None:
+    with pytest.raises(ModelLoadError, match=r"there is no file .*no\.gguf; name a GGUF file, or one in a repository"):
+        CocoaEngine.from_pretrained(name)
+
+
+def test_folder_with_several_files_or_other_weights(tmp_path: Path) -> None:
+    for name in ("b.gguf", "a.gguf"):
+        (tmp_path / name).touch()
+    named = re.escape(f"has 2 GGUF files (a.gguf, b.gguf); name one, such as {tmp_path / 'a.gguf'}")
+    with pytest.raises(ModelLoadError, match=named):
+        CocoaEngine.from_pretrained(tmp_path)
+    (tmp_path / "config.json").touch()
+    assert locate(str(tmp_path)) == (str(tmp_path), None)
+
+
+def test_part_of_a_model(tmp_path: Path) -> None:
+    for number in (2, 1):
+        part = tmp_path / f"small-0000{number}-of-00002.gguf"
+        part.touch()
+        for name in (part, tmp_path) if number == 1 else (part,):
+            assert locate(str(name))[1] == "small-00001-of-00002.gguf"
+    (tmp_path / "other.gguf").touch()
+    with pytest.raises(ModelLoadError, match="has 3 GGUF files"):
+        locate(str(tmp_path))

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerBase
 
 from cocoa_engine.model import gguf_tokenizer
 from cocoa_engine.model.gguf_reader import GgufFile
@@ -87,36 +86,24 @@ def joined(text: str, tokens: list[str], kinds: list[int], scores: list[float]) 
 ARCHITECTURES = ["llama", "phi3", "gemma2", "gemma3"]
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GgufFile:
-    return sentencepiece_file(tmp_path_factory.mktemp("tokenizer") / "model.gguf", request.param)
-
-
-@pytest.fixture(scope="module")
-def read(file: GgufFile) -> PreTrainedTokenizerBase:
-    assert gguf_tokenizer.obstacle(file) is None
-    return gguf_tokenizer.load(file)
-
-
 @pytest.mark.slow
-@OFTEN
-@given(TEXTS.filter(lambda text: "  " not in text and "[INST]" not in text))
-def test_sentencepiece_tokens_are_joined_by_score(file: GgufFile, read: PreTrainedTokenizerBase, text: str) -> None:
-    found = file.metadata
-    prefix = " " if text and found.get("tokenizer.ggml.add_space_prefix", True) else ""
-    names = ("tokens", "token_type", "scores")
-    expected = joined(prefix + text, *(found[f"tokenizer.ggml.{name}"] for name in names))
-    ids = read(text)["input_ids"]
-    assert ids == [1, *expected]
-    if "▁" not in text:
-        assert read.decode(ids, skip_special_tokens=True) == text
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_sentencepiece_tokens_are_joined_by_score(tmp_path: Path, architecture: str) -> None:
+    file = sentencepiece_file(tmp_path / "model.gguf", architecture)
+    assert gguf_tokenizer.obstacle(file) is None
+    tokenizer = gguf_tokenizer.load(file)
+    vocabulary = [file.metadata[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type", "scores")]
 
+    @OFTEN
+    @given(TEXTS.filter(lambda text: "  " not in text and "[INST]" not in text))
+    def check(text: str) -> None:
+        prefix = " " if text and file.metadata.get("tokenizer.ggml.add_space_prefix", True) else ""
+        ids = tokenizer(text)["input_ids"]
+        assert ids == [1, *joined(prefix + text, *vocabulary)]
+        if "▁" not in text:
+            assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
-def by_transformers(file: GgufFile) -> Tokenizer:
-    mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
-    architecture, found, _ = mapping.get_gguf_tokenizer(str(file.path))
-    tokenizer, _ = mapping.convert_gguf_tokenizer(architecture, found)
-    return tokenizer  # type: ignore[no-any-return]
+    check()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -165,9 +152,11 @@ def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Gguf
 @pytest.mark.parametrize("pre", RULES)
 def test_byte_level_rules_are_those_of_transformers(byte_level: Callable[[str], GgufFile], pre: str) -> None:
     """For the rules that it knows; it does not compose characters as Qwen's tokenizer does, nor skip merges."""
-    pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+    mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
     file = byte_level(pre)
-    reference, read = by_transformers(file), gguf_tokenizer.load(file).backend_tokenizer
+    architecture, vocabulary, _ = mapping.get_gguf_tokenizer(str(file.path))
+    reference, _ = mapping.convert_gguf_tokenizer(architecture, vocabulary)
+    read = gguf_tokenizer.load(file).backend_tokenizer
     read.normalizer = reference.normalizer
     read.model.ignore_merges = False
     if pre in ("smollm", "starcoder", "refact"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -28,6 +27,7 @@ from cocoa_engine.model.loading import load_pretrained
 from cocoa_integrations.langchain import CocoaLLM
 from tests.helpers.alike import same_tokenizer
 from tests.helpers.libraries import needs_kernels
+from tests.helpers.processes import run
 from tests.helpers.small_gguf import write
 
 pytestmark = needs_kernels
@@ -54,9 +54,9 @@ def file(tmp_path: Path) -> str:
     return written(tmp_path / "model.gguf", "llama")
 
 
+@torch.no_grad()
 def written(path: Path, form: str, kind: str = "Q8_0") -> str:
-    with torch.no_grad():
-        write(path, form.partition(",")[0], kind, **FORMS[form])
+    write(path, form.partition(",")[0], kind, **FORMS[form])
     return str(path)
 
 
@@ -80,17 +80,16 @@ def started_again(file: str, **options: Any) -> CocoaEngine:
 @pytest.mark.parametrize(("form", "kind"), [*((form, "Q8_0") for form in FORMS), ("llama", "F32")])
 def test_the_second_start_gives_the_same_answers_and_facts(tmp_path: Path, form: str, kind: str) -> None:
     file = written(tmp_path / "model.gguf", form, kind)
+
+    def facts(engine: CocoaEngine) -> list[Any]:
+        answers = [answer(engine, method=method) for method in ("cocoa-sig", "greedy", "dola")]
+        return [answers, [text.model_dump() for text in engine.score(PROMPT, [" he 12", " 12 12"])], engine.info()]
+
     first = CocoaEngine.from_pretrained(file)
-    expected = [answer(first, method=method) for method in ("cocoa-sig", "greedy", "dola")]
+    expected = facts(first)
     second = CocoaEngine.from_pretrained(file)
+    assert facts(second) == expected
     assert (is_light(first), is_light(second)) == (False, True)
-    assert [answer(second, method=method) for method in ("cocoa-sig", "greedy", "dola")] == expected
-    texts = [" he 12", " 12 12"]
-    assert [one.model_dump() for one in second.score(PROMPT, texts)] == [
-        one.model_dump() for one in first.score(PROMPT, texts)
-    ]
-    assert second.info() == first.info()
-    assert is_light(second)
     light, whole = second.held_model, first.model
     expected_weights, weights = dict(whole.named_parameters()), dict(light.named_parameters())
     assert weights.keys() == expected_weights.keys()
@@ -125,18 +124,15 @@ def test_the_whole_model_is_made_of_the_same_memory_when_it_is_asked_for(file: s
     assert CocoaEngine(light, engine.tokenizer).context_window == 64  # type: ignore[arg-type]
 
 
-def test_a_plain_forward_pass_runs_the_whole_model(file: str) -> None:
-    model = started_again(file).session.model
-    with model.exclusive():
-        logits = model.forward(torch.tensor([[5, 6, 7]]), logits_to_keep=1).logits
-    torch.testing.assert_close(logits, model.whole()(torch.tensor([[5, 6, 7]])).logits[:, -1:])
-
-
 def test_hooks_on_the_model_of_one_engine_are_seen_by_another_on_the_same_weights(file: str) -> None:
     engine = started_again(file)
     other = CocoaEngine(engine.session.model.model, engine.tokenizer)  # type: ignore[arg-type]
     expected = answer(other)
     assert is_light(other)
+    held = engine.session.model
+    with held.exclusive():  # a plain forward pass runs the whole model
+        logits = held.forward(torch.tensor([[5, 6, 7]]), logits_to_keep=1).logits
+    torch.testing.assert_close(logits, held.whole()(torch.tensor([[5, 6, 7]])).logits[:, -1:])
 
     def zero(_module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(output)
@@ -165,18 +161,6 @@ def notes(folder: Path) -> list[Path]:
     return list(folder.glob("*.json"))
 
 
-def test_a_file_with_other_weights_is_compared_anew(tmp_path: Path, folder: Path, file: str) -> None:
-    started_again(file)
-    data = bytearray(Path(file).read_bytes())
-    entry = GgufFile(Path(file)).tensors["blk.1.ffn_up.weight"]
-    data[entry.start + 3] ^= 1
-    (tmp_path / "other.gguf").write_bytes(data)
-    engine = CocoaEngine.from_pretrained(str(tmp_path / "other.gguf"))
-    assert not is_light(engine)
-    answer(engine)
-    assert len(notes(folder)) == 2
-
-
 @pytest.mark.parametrize("hidden", [False, True])
 def test_nothing_is_noted_of_weights_that_were_changed(folder: Path, file: str, hidden: bool) -> None:
     def change(engine: CocoaEngine) -> None:
@@ -197,37 +181,38 @@ def test_nothing_is_noted_of_weights_that_were_changed(folder: Path, file: str, 
     assert [note.read_bytes() for note in notes(folder)] == [before]
 
 
-def test_a_note_is_of_one_version_of_the_code_and_the_kernels(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_note_is_of_one_file_one_version_of_the_code_and_the_kernels(
+    file: str, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     started_again(file)
     options: dict[str, Any] = {"keeps_blocks": lambda: True, "device_map": None}
     for name, expected in ((kernels_name("auto"), True), ("kernels-of-another-processor.so", False)):
         model, _, _ = load_pretrained(file, light_with=partial(str, name), **options)
         assert isinstance(model, LightModel) == expected
-    for part in ("_code", "_version"):
+    for owner, part, another in ((weight_identity, "_code", lambda: "another"), (torch, "__version__", "99.0")):
         with monkeypatch.context() as patch:
-            patch.setattr(weight_identity, part, lambda *_: "another")
+            patch.setattr(owner, part, another)
             assert not is_light(CocoaEngine.from_pretrained(file))
-
-
-def test_without_a_cache_every_start_is_the_first(file: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data = bytearray(Path(file).read_bytes())
+    data[GgufFile(Path(file)).tensors["blk.1.ffn_up.weight"].start + 3] ^= 1
+    (tmp_path / "other.gguf").write_bytes(data)
+    engine = CocoaEngine.from_pretrained(str(tmp_path / "other.gguf"))
+    assert not is_light(engine)
+    answer(engine)
+    assert len(notes(folder)) == 2
     (tmp_path / "file").touch()
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "below"))
-    for _ in range(2):
+    for _ in range(2):  # without a cache every start is the first
         engine = CocoaEngine.from_pretrained(file)
         answer(engine)
         assert not is_light(engine)
 
 
-@pytest.mark.parametrize("linears", ["packed", "stock", "transposed"])
-def test_other_linear_layers_neither_build_nor_load_the_kernels(
-    file: str, monkeypatch: pytest.MonkeyPatch, linears: str
-) -> None:
-    def obstacle() -> str | None:
-        raise AssertionError("the kernels were asked for")
-
-    monkeypatch.setattr(trial, "obstacle", obstacle)
-    CocoaEngine.from_pretrained(file, runtime=Runtime(linears=linears))
-    assert kernels_name(linears) == ""
+def test_other_linear_layers_neither_build_nor_load_the_kernels(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "obstacle", lambda: pytest.fail("the kernels were asked for"))
+    for linears in ("packed", "stock", "transposed"):
+        CocoaEngine.from_pretrained(file, runtime=Runtime(linears=linears))
+        assert kernels_name(linears) == ""
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
@@ -250,16 +235,9 @@ def test_adapters_share_light_weights_also_with_a_forked_child(file: str) -> Non
     assert process.exitcode == 0
 
 
-@pytest.fixture
-def with_kernels(folder: Path) -> None:
-    """The empty cache directory has this machine's kernels."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(CACHE / "kernels", folder.parent / "kernels")
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("with_kernels")
-def test_the_second_start_of_the_embedded_model_imports_no_model_classes_and_no_tracer(file: str) -> None:
+def test_the_second_start_of_the_embedded_model_imports_no_model_classes_and_no_tracer(file: str, folder: Path) -> None:
+    shutil.copytree(CACHE / "kernels", folder.parent / "kernels")
     expected, first = answer(started_again(file)), CocoaEngine.from_pretrained()
     assert not is_light(first)
     answers = [expected, answer(first)]
@@ -281,9 +259,7 @@ heavy = ("transformers.modeling_utils", "torch._dynamo", "sympy", "torch.distrib
 print([name for name in heavy if name in sys.modules])
 print(*(type(engine.model).__module__ for engine in engines))
 """
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, file, PROMPT], capture_output=True, text=True, timeout=200
-    )
-    assert (run.returncode, run.stderr) == (0, "")  # torchao, where it is installed, says nothing either
+    done = run([sys.executable, "-W", "ignore", "-c", code, file, PROMPT])
+    assert (done.returncode, done.stderr) == (0, "")  # torchao, where it is installed, says nothing either
     llama = "transformers.models.llama.modeling_llama"
-    assert run.stdout.splitlines() == [*(str(ids) for ids, _ in answers), "[]", f"{llama} {llama}"]
+    assert done.stdout.splitlines() == [*(str(ids) for ids, _ in answers), "[]", f"{llama} {llama}"]

@@ -23,7 +23,6 @@ from cocoa_engine.model.load_options import (
     changed_options,
     default_of,
     loading_arguments,
-    resolve_device_map,
 )
 from cocoa_engine.model.loading import load_pretrained
 from cocoa_integrations.langchain import ChatCocoa
@@ -74,18 +73,7 @@ def test_the_command_line_and_adapters_have_every_option() -> None:
             assert field.get_default(call_default_factory=True) == declared.get_default(call_default_factory=True)
 
 
-def test_auto_is_the_cpu_without_a_gpu(gpu: bool) -> None:
-    assert resolve_device_map("auto") == ("auto" if gpu else None)
-    for given in (None, "cpu", "cuda:0", {"": 0}):
-        assert resolve_device_map(given) == given
-    assert resolve_device_map("auto", {"tp_plan": "auto"}) is None
-    assert resolve_device_map("auto", {"tp_plan": None}) == ("auto" if gpu else None)
-
-
-@pytest.mark.parametrize("options", [{}, {"device_map": "auto"}])
-def test_the_engine_loads_to_the_gpu_if_there_is_one(
-    gpu: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_engine_loads_to_the_gpu_if_there_is_one(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     places = []
 
     def refuse(name: str, *, options: dict[str, Any], **_: object) -> None:
@@ -93,10 +81,17 @@ def test_the_engine_loads_to_the_gpu_if_there_is_one(
         raise ModelLoadError("nothing is loaded here")
 
     monkeypatch.setattr(loading, "_load", refuse)
-    for more in ({}, {"device_map": "cpu"}, {"distributed_config": {"tp_plan": "auto"}}):
+    auto = "auto" if gpu else None
+    expected: list[tuple[dict[str, Any], Any]] = [
+        *(({"device_map": place}, place) for place in (None, "cpu", "cuda:0", {"": 0})),
+        *(({**options, "tp_plan": None}, auto) for options in ({}, {"device_map": "auto"})),
+        *(({"device_map": "auto", **options}, None) for options in ({"tp_plan": "auto"}, {"distributed_config": {}})),
+        ({}, auto),
+    ]
+    for options, _ in expected:
         with pytest.raises(ModelLoadError, match="nothing is loaded"):
-            CocoaEngine.from_pretrained("a", **{**options, **more})
-    assert places == ["auto" if gpu else None, "cpu", None]
+            CocoaEngine.from_pretrained("a", **options)
+    assert places == [place for _, place in expected]
 
 
 @pytest.mark.parametrize("device_map", ["auto", None, "cpu", "cuda:1"])

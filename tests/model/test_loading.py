@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    BertConfig,
-    BertLMHeadModel,
-    CLIPConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaModel,
-    PreTrainedTokenizerFast,
-    T5Config,
-    dynamic_module_utils,
-)
+from transformers import BertConfig, BertLMHeadModel, CLIPConfig, LlamaForCausalLM, T5Config, dynamic_module_utils
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
@@ -32,31 +19,17 @@ from cocoa_engine.model import embedded, loading
 from cocoa_engine.model.loading import load_pretrained
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
-SMALL = {
-    "vocab_size": 8,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
 
-
-def save_tokenizer(folder: Path) -> None:
-    words = {word: i for i, word in enumerate(["<s>", "</s>", "a", "b", "c", "d", "e", "f"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<s>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
+def save_model(folder: Path, architecture: str = "llama", **options: Any) -> Path:
+    tiny_model(architecture).to(torch.bfloat16).save_pretrained(folder, **options)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A complete tiny Llama, in bfloat16."""
-    folder = tmp_path_factory.mktemp("tiny")
-    LlamaForCausalLM(LlamaConfig(**SMALL)).to(torch.bfloat16).save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
+    return save_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture
@@ -65,8 +38,16 @@ def tiny(tiny_source: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_source, tmp_path / "tiny"))
 
 
-def edit_json(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+def spoil(folder: Path, changes: Mapping[str, Any]) -> None:
+    """Write files: a text, or other values of some fields of JSON. `None` removes one."""
+    for name, change in changes.items():
+        file = folder / name
+        if change is None:
+            file.unlink()
+        elif isinstance(change, str):
+            file.write_text(change)
+        else:
+            file.write_text(json.dumps({**(json.loads(file.read_text()) if file.exists() else {}), **change}))
 
 
 # What is loaded
@@ -94,7 +75,7 @@ def test_names_of_a_local_folder(tiny: Path, monkeypatch: pytest.MonkeyPatch) ->
         model, tokenizer, name = load_pretrained(given)
         assert name == str(given)
         assert isinstance(model, LlamaForCausalLM)
-        assert tokenizer.encode("a b") == [2, 3]
+        assert tokenizer.encode("a b") == tiny_tokenizer().encode("a b")
         assert not model.training
 
 
@@ -113,13 +94,10 @@ def test_dtype(tiny_source: Path, options: dict[str, Any], expected: torch.dtype
     assert load_pretrained(tiny_source, **options)[0].dtype == expected
 
 
-BAD_DTYPES: tuple[Any, ...] = ("float8", "fp32", "", torch.int8, None)
-
-
 def test_options_of_transformers_and_another_tokenizer(tiny: Path, tmp_path: Path) -> None:
-    save_tokenizer(tmp_path / "tokenizer")
+    (tmp_path / "tokenizer").mkdir()
     for file in tiny.glob("tokenizer*"):
-        file.unlink()
+        file.rename(tmp_path / "tokenizer" / file.name)
     model, tokenizer, _ = load_pretrained(
         tiny,
         tokenizer_name=tmp_path / "tokenizer",
@@ -129,7 +107,7 @@ def test_options_of_transformers_and_another_tokenizer(tiny: Path, tmp_path: Pat
     )
     assert model.config._attn_implementation == "eager"
     assert model.device.type == "meta"
-    assert (tokenizer.encode("c"), tokenizer.padding_side) == ([4], "left")
+    assert (tokenizer.encode("c"), tokenizer.padding_side) == (tiny_tokenizer().encode("c"), "left")
 
 
 # What is refused
@@ -150,16 +128,11 @@ def test_other_kinds_of_model_before_weights_are_read(tmp_path: Path, config: An
         load_pretrained(tmp_path)
 
 
-def test_bert_made_as_a_decoder_is_a_causal_lm(tmp_path: Path) -> None:
-    config = BertConfig(is_decoder=True, **SMALL)
-    BertLMHeadModel(config).save_pretrained(tmp_path)
-    save_tokenizer(tmp_path)
-    assert isinstance(load_pretrained(tmp_path)[0], BertLMHeadModel)
-
-
-def test_model_without_language_model_head(tiny: Path) -> None:
-    (tiny / "model.safetensors").unlink()
-    LlamaModel(LlamaConfig(**SMALL)).save_pretrained(tiny)
+def test_bert_made_as_a_decoder_is_a_causal_lm_and_a_model_without_a_head_is_not(tiny: Path) -> None:
+    small = dict.fromkeys(("hidden_size", "intermediate_size"), 16) | {"num_hidden_layers": 3, "vocab_size": 300}
+    BertLMHeadModel(BertConfig(is_decoder=True, num_attention_heads=2, **small)).save_pretrained(tiny)
+    assert isinstance(load_pretrained(tiny)[0], BertLMHeadModel)
+    tiny_model("llama").model.save_pretrained(tiny)  # without a head
     with pytest.raises(UnsupportedModelError, match=r"embedding model\?\): it lacks lm_head\.weight$"):
         load_pretrained(tiny)
 
@@ -179,35 +152,13 @@ SHARDS = ["shard.bin", "shard.pt", "../x.safetensors", "sub/x.safetensors", "/x.
 
 
 @pytest.mark.parametrize("options", [{}, {"variant": "fp16"}, {"weights": "q8_0"}], ids=str)
-@pytest.mark.parametrize("shard", SHARDS)
-def test_an_index_names_safetensors_beside_it(tiny: Path, shard: str, options: dict[str, Any]) -> None:
-    index = json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": shard}})
-    (tiny / f"model.safetensors.index{'.fp16' if 'variant' in options else ''}.json").write_text(index)
+def test_an_index_names_safetensors_beside_it(tiny: Path, options: dict[str, Any]) -> None:
     (tiny / "model.safetensors").rename(tiny / "other.safetensors")
-    with pytest.raises(ModelLoadError, match=r"is no \*\.safetensors file beside it"):
-        load_pretrained(tiny, keeps_blocks=lambda: True, **options)
-
-
-@pytest.mark.parametrize("named", ["adapter_model.bin", "model.safetensors.index.json"])
-def test_a_config_names_no_pickle_file(tiny: Path, named: str) -> None:
-    edit_json(tiny / "config.json", transformers_weights=named)
-    torch.save({}, tiny / "adapter_model.bin")
-    (tiny / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": {"a": "adapter_model.bin"}})
-    )
-    with pytest.raises(ModelLoadError, match=r"names 'adapter_model\.bin'"):
-        load_pretrained(tiny)
-
-
-@pytest.mark.parametrize("weights", ["adapter_model.bin", "adapter_model.safetensors"])
-@pytest.mark.parametrize("allow_pickle", [False, True])
-def test_an_adapter_is_neither_ignored_nor_followed_to_its_base_model(
-    tiny: Path, weights: str, allow_pickle: bool
-) -> None:
-    (tiny / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
-    (tiny / weights).touch()
-    with pytest.raises(ModelLoadError, match=r"holds an adapter \(adapter_config\.json\)"):
-        load_pretrained(tiny, allow_pickle=allow_pickle)
+    index = tiny / f"model.safetensors.index{'.fp16' if 'variant' in options else ''}.json"
+    for shard in SHARDS:
+        index.write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": shard}}))
+        with pytest.raises(ModelLoadError, match=r"is no \*\.safetensors file beside it"):
+            load_pretrained(tiny, keeps_blocks=lambda: True, **options)
 
 
 OWN_CODE: dict[str, Any] = {
@@ -221,24 +172,21 @@ OWN_CODE: dict[str, Any] = {
     [
         ("config.json", OWN_CODE),
         ("config.json", {"model_type": "clip", "auto_map": {"AutoModelForCausalLM": "own.OwnForCausalLM"}}),
-        (
-            "tokenizer_config.json",
-            {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}},
-        ),
+        ("tokenizer_config.json", {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}}),
     ],
     ids=["model", "known config", "tokenizer"],
 )
-@pytest.mark.parametrize("trust", [False, None])
 def test_remote_code_is_not_run(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, file: str, changes: dict[str, Any], trust: Any
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, file: str, changes: dict[str, Any]
 ) -> None:
-    marker = tiny / "was-run"
-    (tiny / "own.py").write_text(f"open({str(marker)!r}, 'w')\n")
-    edit_json(tiny / file, **changes)
+    (tiny / "own.py").write_text(f"open({str(tiny / 'was-run')!r}, 'w')\n")
+    spoil(tiny, {file: changes})
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on the terminal"))
-    with pytest.raises(ModelLoadError, match=r"own Python code.*trust_remote_code=True"):
-        load_pretrained(tiny, trust_remote_code=trust)
-    assert not marker.exists()
+    trusts: tuple[Any, ...] = (False, None)
+    for trust in trusts:
+        with pytest.raises(ModelLoadError, match=r"own Python code.*trust_remote_code=True"):
+            load_pretrained(tiny, trust_remote_code=trust)
+    assert not (tiny / "was-run").exists()
 
 
 def test_remote_code_runs_if_trusted(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +197,7 @@ def test_remote_code_runs_if_trusted(tiny: Path, tmp_path: Path, monkeypatch: py
         "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
         "class OwnForCausalLM(LlamaForCausalLM):\n    config_class = OwnConfig\n"
     )
-    edit_json(tiny / "config.json", **OWN_CODE)
+    spoil(tiny, {"config.json": OWN_CODE})
     assert type(load_pretrained(tiny, trust_remote_code=True)[0]).__name__ == "OwnForCausalLM"
 
 
@@ -269,6 +217,10 @@ def test_names_of_no_model(name: str, reason: str) -> None:
         load_pretrained(name)
 
 
+BAD_DTYPES: tuple[Any, ...] = ("float8", "fp32", "", torch.int8, None)
+FOUR_BITS = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "reason"),
     [
@@ -278,11 +230,7 @@ def test_names_of_no_model(name: str, reason: str) -> None:
         ({"gguf_file": "x.gguf"}, ModelLoadError, r"there is no file x\.gguf in"),
         ({"tokenizer_name": "/no/tokenizer"}, ModelLoadError, "no folder /no/tokenizer to load the tokenizer from"),
         ({"device_map": "nonsense"}, ModelLoadError, "nonsense"),
-        (
-            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
-            ModelLoadError,
-            "pip install.*bitsandbytes",
-        ),
+        ({"quantization_config": FOUR_BITS}, ModelLoadError, "pip install.*bitsandbytes"),
     ],
 )
 def test_options_that_cannot_be_met(tiny_source: Path, options: dict[str, Any], kind: type, reason: str) -> None:
@@ -312,40 +260,52 @@ def test_folder_without_a_model(tmp_path: Path, file: str, hint: str) -> None:
         load_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("architecture", [LlamaForCausalLM, GPT2LMHeadModel])
-def test_folder_without_tokenizer(tmp_path: Path, architecture: Any) -> None:
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_folder_without_tokenizer(tmp_path: Path, architecture: str) -> None:
     # transformers makes an empty tokenizer for some architectures (GPT-2), and raises for others (Llama)
-    config = LlamaConfig(**SMALL) if architecture is LlamaForCausalLM else GPT2Config(vocab_size=8, n_embd=16, n_head=2)
-    architecture(config).save_pretrained(tmp_path)
+    tiny_model(architecture).save_pretrained(tmp_path)
     with pytest.raises(ModelLoadError, match=r"has no tokenizer files; .*tokenizer_name="):
         load_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("config.json", "{"),
-        ("config.json", "{}"),
-        ("config.json", '{"model_type": "unheard-of"}'),
-        ("tokenizer.json", "{"),
-        ("model.safetensors", "damaged"),
-    ],
-)
-def test_damaged_file(tiny: Path, file: str, content: str) -> None:
-    (tiny / file).write_text(content)
-    with pytest.raises(ModelLoadError, match=r"cannot load the (model|tokenizer) ") as caught:
-        load_pretrained(tiny)
-    assert caught.value.__cause__ is not None
-    assert "\n" not in str(caught.value)
+INDEX = "model.safetensors.index.json"
+ADAPTER = '{"base_model_name_or_path": "/elsewhere"}'
+ADAPTERS = [{"adapter_config.json": ADAPTER, f"adapter_model.{end}": ""} for end in ("bin", "safetensors")]
+OF_PICKLE: dict[str, Any] = {"adapter_model.bin": "", INDEX: {"weight_map": {"a": "adapter_model.bin"}}}
+SPOILT: list[tuple[dict[str, Any], str]] = [
+    # damaged
+    *(({"config.json": content}, "cannot load the model ") for content in ("{", "{}", '{"model_type": "unheard-of"}')),
+    ({"tokenizer.json": "{"}, "cannot load the tokenizer "),
+    ({"model.safetensors": "damaged"}, "cannot load the model "),
+    # that do not fit, or are missing
+    ({"config.json": {"intermediate_size": 24}}, "cannot load the model"),
+    ({"model.safetensors": None}, "has no weights"),
+    # an adapter is neither ignored nor followed to its base model, and a config names no pickle file
+    *((adapter, r"holds an adapter \(adapter_config\.json\)") for adapter in ADAPTERS),
+    *(
+        ({**OF_PICKLE, "config.json": {"transformers_weights": name}}, r"names 'adapter_model\.bin'")
+        for name in ("adapter_model.bin", INDEX)
+    ),
+    # values of a wrong type
+    ({"config.json": {"rms_norm_eps": "x"}}, "config.json"),
+    ({"config.json": {"rope_parameters": [None]}}, "config.json"),
+    ({"generation_config.json": "3"}, "generation_config.json"),
+    ({"tokenizer_config.json": {"added_tokens_decoder": 3}}, "tokenizer_config.json"),
+    *(({"model.safetensors": None, INDEX: {"weight_map": value}}, INDEX) for value in (3, {"lm_head.weight": None})),
+]
 
 
-def test_weights_that_do_not_fit_or_are_missing(tiny: Path) -> None:
-    edit_json(tiny / "config.json", intermediate_size=24)
-    with pytest.raises(ModelLoadError, match="cannot load the model"):
-        load_pretrained(tiny)
-    (tiny / "model.safetensors").unlink()
-    with pytest.raises(ModelLoadError, match="has no weights"):
-        load_pretrained(tiny)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("changes", "reason"), SPOILT)
+def test_what_is_wrong_in_a_folder(tiny: Path, changes: dict[str, Any], reason: str) -> None:
+    spoil(tiny, changes)
+    for allow_pickle in (False, True) if "adapter_config.json" in changes else (False,):
+        with pytest.raises(CocoaError, match=reason) as caught:
+            load_pretrained(tiny, allow_pickle=allow_pickle)
+        assert "\n" not in str(caught.value)
+        if reason.startswith("cannot load"):
+            assert isinstance(caught.value, ModelLoadError)
+            assert caught.value.__cause__ is not None
 
 
 # The default, when its package is not installed
@@ -359,26 +319,3 @@ def test_default_comes_from_the_hub_then(tiny_source: Path, monkeypatch: pytest.
     model, _, name = load_pretrained()
     assert isinstance(model, LlamaForCausalLM)
     assert name == str(tiny_source)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("name", "field", "value"),
-    [
-        ("config.json", "rms_norm_eps", "x"),
-        ("config.json", "rope_parameters", [None]),
-        ("generation_config.json", "", 3),
-        ("tokenizer_config.json", "added_tokens_decoder", 3),
-        ("model.safetensors.index.json", "weight_map", 3),
-        ("model.safetensors.index.json", "weight_map", {"lm_head.weight": None}),
-    ],
-)
-def test_a_value_of_a_wrong_type_is_refused_with_the_name_of_the_file(
-    name: str, field: str, value: object, tmp_path: Path
-) -> None:
-    tiny_model("llama").save_pretrained(tmp_path, max_shard_size="20KB")
-    tiny_tokenizer().save_pretrained(tmp_path)
-    good = json.loads((tmp_path / name).read_text())
-    (tmp_path / name).write_text(json.dumps({**good, field: value} if field else value))
-    with pytest.raises(CocoaError, match=re.escape(name)):
-        load_pretrained(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from cocoa_engine import CocoaEngine, ConfigError, ModelLoadError, Runtime, UnsupportedModelError
 from cocoa_engine.model import experts
@@ -23,7 +23,7 @@ from cocoa_engine.model.quantised_weights import quantised
 from tests.helpers.family_gguf import write_family
 from tests.helpers.libraries import needs_kernels
 from tests.helpers.processes import python
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import ARCHITECTURES, tiny_model, tiny_tokenizer
 
 IDS = torch.randint(3, 300, (1, 20), generator=torch.Generator().manual_seed(0))
 
@@ -32,14 +32,21 @@ def unpacked(weight: BlockTensor) -> torch.Tensor:
     return torch.from_numpy(quants.dequantize(weight.blocks.numpy(), GGMLQuantizationType[weight.kind]))
 
 
-def save(model: Any, folder: Path, **options: Any) -> Path:
+Change = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+
+
+def save(model: Any, folder: Path, change: Change | None = None, **options: Any) -> Path:
+    """A folder with a model and a tokenizer. What is stored in one file may be changed."""
     model.save_pretrained(folder, **options)
     tiny_tokenizer().save_pretrained(folder)
+    if change is not None:
+        file = folder / "model.safetensors"
+        save_file(change(load_file(file)), file, metadata={"format": "pt"})
     return folder
 
 
 def load(folder: Path, weights: Any) -> Any:
-    return load_pretrained(folder, weights=weights, keeps_blocks=lambda: True)[0]
+    return load_pretrained(folder, weights=weights, dtype="float32", keeps_blocks=lambda: True)[0]
 
 
 def place_of(exact: Any, name: str) -> torch.Tensor:
@@ -56,29 +63,6 @@ def place_of(exact: Any, name: str) -> torch.Tensor:
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         return model(IDS).logits
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "qwen3_moe"])
-def test_the_model_is_that_of_the_blocks(tmp_path: Path, architecture: str) -> None:
-    save(tiny_model(architecture).to(torch.bfloat16), tmp_path, max_shard_size="40KB")
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    model, exact = load(tmp_path, "q8_0"), AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    linears = {name for name, module in model.named_modules() if type(module) in (nn.Linear, experts.ExpertLinears)}
-    count = 0
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, BlockTensor):
-            count += 1
-            place = place_of(exact, name)
-            assert float((unpacked(parameter) - place).abs().max()) < 0.01 * float(place.abs().max())
-            place.copy_(unpacked(parameter))
-        else:
-            assert name.removesuffix(".weight") not in linears
-            assert torch.equal(parameter, exact.get_parameter(name))
-    assert count == len(linears) + (not model.config.tie_word_embeddings)
-    assert (model.dtype, model.training) == (torch.float32, False)
-    assert model.generation_config == exact.generation_config
-    torch.testing.assert_close(logits(model), logits(exact), atol=1e-4, rtol=1e-4)
 
 
 def test_which_matrices_take_four_bits(tmp_path: Path) -> None:
@@ -120,10 +104,12 @@ def test_the_blocks_of_experts(tmp_path: Path) -> None:
 def test_experts_that_do_not_fit_are_told(
     tmp_path: Path, change: dict[str, torch.Tensor | None], error: type[Exception], message: str
 ) -> None:
-    save(tiny_model("qwen3_moe"), tmp_path)
-    file = tmp_path / "model.safetensors"
-    weights = load_file(file) | {f"model.layers.2.mlp.{name}": weight for name, weight in change.items()}
-    save_file({name: weight for name, weight in weights.items() if weight is not None}, file, metadata={"format": "pt"})
+    changed = {f"model.layers.2.mlp.{name}": weight for name, weight in change.items()}
+    save(
+        tiny_model("qwen3_moe"),
+        tmp_path,
+        lambda weights: {name: weight for name, weight in {**weights, **changed}.items() if weight is not None},
+    )
     with pytest.raises(error, match=message):
         load(tmp_path, "q8_0")
 
@@ -170,17 +156,20 @@ def test_four_bits_are_closer_than_those_of_the_package() -> None:
     assert torch.equal(quantised(weight, "Q8_0"), weight)  # numbers that are not finite stay
 
 
+ELSEWHERE: tuple[dict[str, Any], ...] = ({"dtype": "bfloat16"}, {"device_map": "cuda:0"})
+
+
 def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
     folder = save(tiny_model("llama"), tmp_path / "model")
-    for options in ({"dtype": "bfloat16"}, {"device_map": "cuda:0"}):
-        with pytest.raises(ConfigError, match=r"weights='q8_0' needs dtype 'auto' or 'float32', and no device_map"):
-            load_pretrained(folder, weights="q8_0", keeps_blocks=lambda: True, **options)
-    with pytest.raises(ConfigError, match=r"cannot be combined with trust_remote_code"):
-        load_pretrained(folder, weights="q8_0", keeps_blocks=lambda: True, trust_remote_code=True)
-    with pytest.raises(ConfigError, match=r"cannot be combined with attn_implementation"):
-        load_pretrained(folder, weights="q8_0", keeps_blocks=lambda: True, attn_implementation="eager")
-    with pytest.raises(ConfigError, match="needs the CPU kernels"):
-        load_pretrained(folder, weights="q8_0")
+    refused: list[tuple[dict[str, Any], str]] = [
+        *((other, "needs dtype 'auto' or 'float32', and no device_map") for other in ELSEWHERE),
+        ({"trust_remote_code": True}, "cannot be combined with trust_remote_code"),
+        ({"attn_implementation": "eager"}, "cannot be combined with attn_implementation"),
+        ({"keeps_blocks": lambda: False}, "needs the CPU kernels"),
+    ]
+    for options, message in refused:
+        with pytest.raises(ConfigError, match=f"weights='q8_0' {message}"):
+            load_pretrained(folder, weights="q8_0", **{"keeps_blocks": lambda: True, **options})
     with pytest.raises(ConfigError, match="applies to from_pretrained, not to a model that is loaded"):
         CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(weights="q4_k"))
     write_family(tmp_path / "model.gguf", "olmo2", "Q8_0")
@@ -193,18 +182,111 @@ def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
 def test_incomplete_checkpoints_and_tensors_that_the_model_does_not_have_are_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    save(tiny_model("llama"), tmp_path)
-    file, name = tmp_path / "model.safetensors", "\x1b[31m" + "strange" * 1000
-    weights = load_file(file)
-    save_file({**weights, name: torch.ones(1)}, file, metadata={"format": "pt"})
+    name = "\x1b[31m" + "strange" * 1000
+    save(tiny_model("llama"), tmp_path, lambda weights: {**weights, name: torch.ones(1)})
     load(tmp_path, "q8_0")
     (message,) = caplog.messages
     assert message.startswith(f"{tmp_path} has 1 tensors that the model does not have, such as ␛[31mstrange")
     assert len(message) < 1000
-    del weights["model.norm.weight"]
-    save_file(weights, file, metadata={"format": "pt"})
+    save(tiny_model("llama"), tmp_path, without("model.norm.weight"))
     with pytest.raises(UnsupportedModelError, match=r"it lacks model\.norm\.weight"):
         load(tmp_path, "q8_0")
+
+
+# Every layout of a checkpoint: in blocks, the model is that of the same file as transformers loads it.
+
+EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def without(*names: str) -> Change:
+    return lambda weights: {name: weight for name, weight in weights.items() if name not in names}
+
+
+def head(weight: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    return lambda weights: weights | {HEAD: weight(weights[EMBEDDINGS])}
+
+
+def unprefixed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix("model."): weight for name, weight in weights.items()}
+
+
+ATTENTION = "model.layers.0.self_attn"
+LAYOUTS: dict[str, tuple[bool, Change]] = {
+    "tied, no head": (True, without(HEAD)),
+    "tied, head equal": (True, head(torch.clone)),
+    "tied, head of its own": (True, head(lambda weight: weight.roll(1, 0) * 1.5)),
+    "tied, head only": (True, lambda weights: without(EMBEDDINGS)(head(torch.clone)(weights))),
+    "own head": (False, head(lambda weight: weight.roll(1, 0) * 1.5)),
+    "own head, equal": (False, head(torch.clone)),
+    "own head, absent": (False, without(HEAD)),
+    "own head, no embeddings": (False, without(EMBEDDINGS)),
+    "no prefix": (False, unprefixed),
+    "no prefix, tied": (True, lambda weights: unprefixed(without(HEAD)(weights))),
+    "frequencies in the file": (False, lambda weights: weights | {f"{ATTENTION}.rotary_emb.inv_freq": torch.ones(4)}),
+    "half precision": (False, lambda weights: {name: weight.half() for name, weight in weights.items()}),
+}
+
+
+def assert_same(folder: Path) -> None:
+    """The model in blocks is the stored one with the numbers of the blocks, its head and embeddings tied as there."""
+    try:
+        exact = load(folder, "stored")
+    except UnsupportedModelError:
+        with pytest.raises(UnsupportedModelError, match="not a complete causal language model"):
+            load(folder, "q8_0")
+        return
+    model = load(folder, "q8_0")
+    assert (model.dtype, model.training) == (torch.float32, False)
+    assert model.generation_config == exact.generation_config
+    ends = [each.get_output_embeddings().weight is each.get_input_embeddings().weight for each in (model, exact)]
+    assert ends[0] == ends[1]
+    linears = [module for module in model.modules() if type(module) in (nn.Linear, experts.ExpertLinears)]
+    assert all(isinstance(linear.weight, BlockTensor) == (linear.weight.shape[-1] % 32 == 0) for linear in linears)
+    for name, parameter in model.named_parameters():
+        place, is_packed = place_of(exact, name), isinstance(parameter, BlockTensor)
+        own = unpacked(parameter) if is_packed else parameter.detach()
+        torch.testing.assert_close(own, place, atol=0.01 * float(place.abs().max()) if is_packed else 0, rtol=0)
+        place.copy_(own)
+    torch.testing.assert_close(logits(model), logits(exact), atol=1e-4 * float(logits(exact).std()), rtol=1e-4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_heads_and_embeddings_are_those_of_the_file(tmp_path: Path, layout: str, architecture: str) -> None:
+    tied, change = LAYOUTS[layout]
+    model = tiny_model(architecture, tie_word_embeddings=False)
+    model.config.tie_word_embeddings = tied
+    assert_same(save(model, tmp_path, change))
+
+
+@pytest.mark.parametrize("biased", [["attention_bias"], ["mlp_bias"], ["attention_bias", "mlp_bias"]])
+def test_biases(tmp_path: Path, biased: list[str]) -> None:
+    model = tiny_model("llama", **dict.fromkeys(biased, True))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.1)
+    assert_same(save(model, tmp_path))
+    model.config.attention_bias = model.config.mlp_bias = False  # the file has biases that the config does not speak of
+    assert_same(save(model, tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_every_architecture(tmp_path: Path, architecture: str) -> None:
+    """Fused matrices, norms with biases and offsets, shards: equal, or refused before."""
+    model = tiny_model(architecture)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += torch.randn_like(parameter) * 0.1
+    folder = save(model.to(torch.bfloat16), tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    try:
+        load(folder, "q8_0")
+    except ConfigError:  # transformers converts its weights while loading
+        return
+    assert_same(folder)
 
 
 _PEAKS = """

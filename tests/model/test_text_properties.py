@@ -12,16 +12,15 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
 from cocoa_engine.model.detokenizer import Detokenizer, decoded
 from cocoa_engine.model.tokenizer import REPLACEMENT, Tokens
 from cocoa_integrations._shared.logprobs import TokenLogprobs
+from tests.helpers.processors import Dictated
 from tests.helpers.prompts import PROMPTS
 from tests.helpers.reference import FullForward, Reference, assert_same, text_of
 from tests.helpers.tiny_models import (
@@ -157,18 +156,6 @@ def test_stop_texts_from_the_model_s_own_answer(data, name, prompt, boundary):
     ):
         check_assembly(found, chosen.tokenizer)
         chosen.check(found, each, settings)
-
-
-class Dictated(LogitsProcessor):
-    """Makes the model write the given tokens and then end."""
-
-    def __init__(self, prompt_length: int, token_ids: list[int]) -> None:
-        self.prompt_length = prompt_length
-        self.token_ids = [*token_ids, EOS]
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        token = self.token_ids[input_ids.shape[1] - self.prompt_length]
-        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([token]), 0.0)
 
 
 @pytest.mark.parametrize("max_new_tokens", [2, 8])

@@ -19,14 +19,8 @@ LIGHT_CARD, DARK_CARD = "#f7f8fa", "#20242c"
 LIGHT_LEVELS = ("#fff4c2", "#ffcf85", "#f59a8d")
 DARK_LEVELS = ("#3d3818", "#6d4a0b", "#a62f26")
 CANDIDATES = [Candidate(**figures(f" rival {number}", 0.9 - number / 100), is_greedy=not number) for number in range(8)]
-LEVELS = generation(
-    ("Nothing,", 0.10),
-    (" little,", 0.30),
-    (" more", 0.60),
-    (" doubt,", 0.60),
-    (" and rival 0", 0.90),
-    candidates=CANDIDATES,
-)
+SPANS = [("Nothing,", 0.10), (" little,", 0.30), (" more", 0.60), (" doubt,", 0.60), (" and rival 0", 0.90)]
+LEVELS = generation(*SPANS, candidates=CANDIDATES)
 
 
 @pytest.fixture(scope="module")

@@ -39,18 +39,12 @@ def test_every_format_says_where_risks_are_not_comparable(format):
     assert "different kinds" not in words(FIRST)
 
 
-def test_markdown_escapes_titles_and_puts_one_answer_below_the_other():
+def test_each_format_for_itself():
     lines = FIRST.render("markdown", compared=[OTHER], title="*Which*\ncity?").splitlines()
     assert lines[0] == r"# \*Which\* city?"
     assert [line for line in lines if line.startswith("## ")] == ["## greedy", "## cocoa-sig"]
-
-
-def test_svg_is_well_formed_and_fetches_nothing():
     picture = FIRST.render("svg", title="Which city?")
     assert ElementTree.fromstring(picture).tag.endswith("svg")
     assert "@font-face" not in picture
-
-
-def test_an_unknown_format_is_refused():
     with pytest.raises(ConfigError, match=r"unknown format 'htm' \(did you mean 'html'\?\)"):
         FIRST.render("htm")

@@ -29,11 +29,7 @@ def colours(figure: Figure) -> int:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"final_layer": "pre_norm", "middle_layers": (3, 9), "metric": "con_mlds"},
-        {"method": "dola"},
-    ],
+    "settings", [{"final_layer": "pre_norm", "middle_layers": (3, 9), "metric": "con_mlds"}, {"method": "dola"}]
 )
 def test_the_curve_of_every_span_has_its_mlds(engine: CocoaEngine, settings: dict[str, Any]) -> None:
     answer = engine.generate(PROMPT, max_new_tokens=8, **settings)
@@ -105,27 +101,23 @@ def test_a_models_text_is_a_label_as_it_is(text: str) -> None:
     assert label.removesuffix("…").strip()[:30] in text.replace("\n", "\\n")
 
 
-def test_a_figure_of_an_empty_answer() -> None:
-    assert colours(generation().plot()) > 1
-
-
 @pytest.mark.slow
 def test_notebooks_show_a_figure_and_pyplot_stays_untouched() -> None:
-    program = (
-        "import sys\n"
-        "import cocoa_engine\n"
-        "from tests.helpers.made_up_answers import generation\n"
-        "one = generation(('a', 0.8), (' b', 0.9))\n"
-        "assert not {'matplotlib', 'rich', 'torch'} & set(sys.modules)\n"
-        "assert one.plot()._repr_png_().startswith(b'\\x89PNG')\n"
-        "assert 'matplotlib.pyplot' not in sys.modules\n"
-        "one.to_html(), one.to_markdown()\n"
-        "assert 'rich' not in sys.modules\n"
-    )
+    program = """import sys, cocoa_engine
+from tests.helpers.made_up_answers import generation
+one = generation(('a', 0.8), (' b', 0.9))
+assert not {'matplotlib', 'rich', 'torch'} & set(sys.modules)
+assert one.plot()._repr_png_().startswith(b'\\x89PNG')
+one.to_html(), one.to_markdown()
+assert not {'matplotlib.pyplot', 'rich'} & set(sys.modules)
+"""
     assert python(program) == ""
 
 
-def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_answer_has_a_figure_and_without_matplotlib_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert colours(generation().plot()) > 1
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match=r"matplotlib: pip install 'cocoa-integrations\[plot\]'"):
         generation(("a", 0.8)).plot()

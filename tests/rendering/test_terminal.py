@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from cocoa_engine import Candidate, Generation
-from cocoa_engine.rendering.highlights import Range, RiskScale, marked, pieces
+from cocoa_engine.rendering.highlights import Range, RiskScale, differences, marked, pieces
 from cocoa_engine.rendering.terminal import (
     STYLES,
     Comparison,
@@ -28,13 +28,7 @@ from cocoa_engine.safe_text import safe
 from tests.helpers.made_up_answers import figures, generation, stopped
 
 LEVELS = generation(
-    ("It is", 0.99),
-    (" low", 0.20),
-    (",", 0.95),
-    (" mild", 0.30),
-    (" raised", 0.60),
-    (" high", 0.90),
-    (".", 0.99),
+    *(("It is", 0.99), (" low", 0.20), (",", 0.95), (" mild", 0.30)), (" raised", 0.60), (" high", 0.90), (".", 0.99)
 )
 
 
@@ -45,22 +39,12 @@ def drawn(renderable: RenderableType, width: int = 80, color: bool = False) -> s
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def styles(text: str, style: str) -> list[str]:
-    """The pieces of the answer that are drawn in a style."""
-    rendered = answer_text(LEVELS)
-    assert rendered.plain == text
-    return [text[span.start : span.end] for span in rendered.spans if span.style == style]
-
-
 def test_the_riskiest_claims_have_the_style_of_their_level_and_nothing_else_has() -> None:
-    text = "It is low, mild raised high."
-    assert styles(text, "underline") == ["mild"]
-    assert styles(text, "#000000 on #ffd75f") == ["raised"]
-    assert styles(text, "bold #ffffff on #c00000") == ["high"]
-
-
-def test_marks_replace_colour() -> None:
-    assert answer_text(LEVELS, marks=True).plain == "It is low, [mild|1] [raised|2] [high|3]."
+    rendered = answer_text(LEVELS)
+    assert rendered.plain == "It is low, mild raised high."
+    styled = {str(span.style): rendered.plain[span.start : span.end] for span in rendered.spans if span.style}
+    assert styled == dict(zip(STYLES[1:], ("mild", "raised", "high"), strict=True))
+    assert STYLES[1:] == ("underline", "#000000 on #ffd75f", "bold #ffffff on #c00000")
 
 
 def test_the_verdict_comes_first_and_the_claims_to_check_beneath() -> None:
@@ -88,6 +72,7 @@ def test_the_verdict_comes_first_and_the_claims_to_check_beneath() -> None:
 def test_a_claim_has_one_colour_in_any_view() -> None:
     """No scale is relative to the texts beside it."""
     alone = answer_text(LEVELS, marks=True).plain
+    assert alone == "It is low, [mild|1] [raised|2] [high|3]."
     other = generation(("It is low, mild raised high", 0.1), (" now", 0.95))
     beside = Comparison([LEVELS, other], marks=True).answers[0].plain
     assert beside.replace("{", "").replace("}", "") == alone
@@ -194,18 +179,15 @@ def test_table_shows_every_candidate_with_its_figures() -> None:
     assert drawn(risk_point_table(same)).splitlines()[3].split()[-1] == "both"
 
 
-@pytest.mark.parametrize("width", [44, 60, 200])
-def test_table_fits_narrow_terminals_with_every_figure_whole(width: int) -> None:
-    shown = drawn(risk_point_table(RISKY), width)
-    assert max(map(len, shown.splitlines())) <= width
-    for figure in ("-2.25", "0.020", "0.900", "-7.50", "kept", "greedy", "-9.00"):
-        assert figure in shown
-
-
-@pytest.mark.parametrize("width", [24, 40])
-def test_everything_fits_forty_columns(width: int) -> None:
-    shown = drawn(report([RISKY, LEVELS], table=True, marks=True), width)
-    assert max(map(len, shown.splitlines())) <= width
+def test_narrow_terminals_are_filled_and_every_figure_is_whole() -> None:
+    for width in (44, 60, 200):
+        shown = drawn(risk_point_table(RISKY), width)
+        assert max(map(len, shown.splitlines())) <= width
+        for figure in ("-2.25", "0.020", "0.900", "-7.50", "kept", "greedy", "-9.00"):
+            assert figure in shown
+    for width in (24, 40):
+        shown = drawn(report([RISKY, LEVELS], table=True, marks=True), width)
+        assert max(map(len, shown.splitlines())) <= width
 
 
 FIRST = generation(("Sound travels", 0.1), (" faster in water.", 0.9))
@@ -300,12 +282,39 @@ def test_a_comparison_too_wide_for_the_terminal_stands_one_below_the_other() -> 
     ]
 
 
-def test_equal_answers_are_said_to_be_so() -> None:
+def test_reports_of_equal_answers_and_of_an_empty_one() -> None:
     assert "The answers are the same." in drawn(report([FIRST, FIRST.model_copy()]))
     assert "The answers are the same." not in drawn(report([FIRST, OTHER]))
-
-
-def test_report_of_an_empty_answer() -> None:
     shown = drawn(report([generation()], table=True), 200)
     assert "There is nothing to measure in this answer." in shown
     assert "cocoa-sig: 0 tokens, 0 spans, 0 risk points, 5 forward passes, ended by the model." in shown
+
+
+WORDS = st.lists(st.sampled_from(["the", " ", "\n", "sea", "日", "本", ".", "é", " a"]), max_size=12).map("".join)
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (("It is Paris.", "It is Rome."), [["Paris"], ["Rome"]]),
+        (("It is  Paris.", "It\nis Paris."), [[], []]),
+        (("", "Paris."), [[], ["Paris."]]),
+        (("in the old town", "in town"), [["the old"], []]),
+        (("東京は首都", "京都は首都"), [["東"], ["都"]]),
+        (("a b c", "a x c", "a b y"), [["b c"], ["x"], ["y"]]),
+        (("alone",), [[]]),
+    ],
+)
+def test_differing_words(texts: tuple[str, ...], expected: list[list[str]]) -> None:
+    ranges = differences(texts)
+    assert [[text[start:end] for start, end in each] for text, each in zip(texts, ranges, strict=True)] == expected
+
+
+@given(WORDS, WORDS)
+def test_what_is_not_marked_is_the_same(one: str, other: str) -> None:
+    rest = []
+    for text, ranges in zip((one, other), differences((one, other)), strict=True):
+        for start, end in reversed(ranges):
+            text = text[:start] + text[end:]
+        rest.append("".join(text.split()))
+    assert rest[0] == rest[1]

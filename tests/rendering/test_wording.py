@@ -12,17 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import Generation, RiskSource, Span
-from cocoa_engine.rendering.highlights import RiskScale
-from cocoa_engine.rendering.inputs import Answer
-from cocoa_engine.rendering.wording import (
-    NOT_CALIBRATED,
-    SOURCES,
-    describe_different_kinds,
-    describe_risk,
-    describe_scale,
-    statistics,
-    verdict,
-)
+from cocoa_engine.rendering import wording
+from cocoa_engine.rendering.highlights import Answer, RiskScale
+from cocoa_engine.rendering.wording import NOT_CALIBRATED, SOURCES, statistics, verdict
 from cocoa_engine.risk import LOWEST_SHADE
 from cocoa_engine.safe_text import safe
 from tests.helpers.made_up_answers import generation
@@ -36,9 +28,9 @@ def sentences(answer: Answer) -> list[str]:
     other = generation(("all", 0.1), risk_source="calibrator" if answer.risk_source != "calibrator" else "f_mlds")
     return [
         verdict(answer),
-        describe_scale([answer], RiskScale.of(answer.spans)),
-        describe_different_kinds([answer, other]) or "",
-        describe_risk(answer),
+        wording.describe_scale([answer], RiskScale.of(answer.spans)),
+        wording.describe_different_kinds([answer, other]) or "",
+        wording.summary(answer).partition("; ")[2],
         statistics(answer.spans[0])[0][2],
     ]
 
@@ -76,9 +68,11 @@ def test_the_verdict_names_the_riskiest_claim(source: RiskSource, risk: float, w
     assert verdict(answer) == f"{words} {NOT_CALIBRATED}"
 
 
-def test_a_risk_outside_all_claims_is_not_passed_over() -> None:
+def test_a_risk_outside_all_claims_and_one_of_spans_alone_are_said() -> None:
     answer = generation(("It was built", 0.05), (" by", 0.9), risk_source="source_attention")
     assert verdict(answer).startswith("The model looked little at the source for a part of this answer.")
+    answer = generation(("It was built", 0.05), risk_source="calibrator")
+    assert verdict(answer).startswith("The risk of the answer as a whole was not measured.")
 
 
 @given(
@@ -119,11 +113,6 @@ def test_the_verdict_names_a_part_wherever_anything_is_shaded_or_listed(
     answer = answer.model_copy(update={"spans": flagged})
     shown = answer.check_these() or any(RiskScale().level(span.risk) for span in answer.spans)
     assert ("every" in verdict(answer)) == (not shown)
-
-
-def test_a_verdict_of_spans_alone_says_that_the_whole_was_not_measured() -> None:
-    answer = generation(("It was built", 0.05), risk_source="calibrator")
-    assert verdict(answer).startswith("The risk of the answer as a whole was not measured.")
 
 
 @given(st.lists(st.tuples(st.text(max_size=60), st.sampled_from([0.1, 0.9, float("nan")])), min_size=1, max_size=4))

@@ -28,14 +28,9 @@ def by_plain_scores(engine: CocoaEngine, generation: Generation, full: list[int]
             engine.score([*prompt, *before], span.token_ids, config=generation.config).spans for prompt in (full, bare)
         )
         before += span.token_ids
-        lifts.append(
-            ContextLift(
-                log_prob=a.log_prob - b.log_prob,
-                con_mlds=a.con_mlds - b.con_mlds,
-                f_mlds=a.f_mlds - b.f_mlds,
-                token_log_probs=[x - y for x, y in zip(a.token_log_probs, b.token_log_probs, strict=True)],
-            )
-        )
+        differences = {name: getattr(a, name) - getattr(b, name) for name in ("log_prob", "con_mlds", "f_mlds")}
+        tokens = [x - y for x, y in zip(a.token_log_probs, b.token_log_probs, strict=True)]
+        lifts.append(ContextLift(**differences, token_log_probs=tokens))
     return lifts
 
 

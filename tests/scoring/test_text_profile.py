@@ -10,7 +10,7 @@ import pytest
 
 from cocoa_engine import CocoaConfig, CocoaEngine, PromptError
 from cocoa_engine.lab.data import LabelledSpan, LabelledText
-from cocoa_engine.lab.forced import answer, force, spans, token_labels
+from cocoa_engine.lab.forced import answer, force, spans, tokens
 from cocoa_engine.lab.indicators import Layers, collect, indicators
 from cocoa_engine.scoring.text_profile import Profiler
 from tests.helpers.alike import near
@@ -35,9 +35,8 @@ def test_the_engines_figures_on_the_real_model(engine: CocoaEngine) -> None:
                 (span,) = one.spans
                 whole = profile.span(0, len(profile.token_ids))
                 assert profile.token_ids == span.token_ids
-                assert profile.log_probs == near(span.token_log_probs)
-                assert profile.entropies == near(span.token_entropies)
-                assert profile.margins == near(span.token_margins)
+                for name in ("log_probs", "entropies", "margins"):
+                    assert getattr(profile, name) == near(getattr(span, f"token_{name}"))
                 assert float(whole.con_mlds(window)) == near(span.con_mlds)
                 assert float(whole.f_mlds(window, final)) == near(span.f_mlds)
 
@@ -45,12 +44,11 @@ def test_the_engines_figures_on_the_real_model(engine: CocoaEngine) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2", "mamba", "opt"])
 def test_the_engines_figures_on_other_architectures(architecture: str) -> None:
-    engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer())
-    text = "abc the sea"
+    engine, text = CocoaEngine(tiny_model(architecture), tiny_tokenizer()), "abc the sea"
     (profile,) = Profiler(engine.session, CocoaConfig())([5, 6, 7, 8], [text])
+    whole = profile.span(0, len(profile.token_ids))
     for final in FINALS:
         (span,) = engine.score([5, 6, 7, 8], text, final_layer=final).spans
-        whole = profile.span(0, len(profile.token_ids))
         assert float(whole.f_mlds((2, 4), final)) == near(span.f_mlds)
         assert float(whole.con_mlds((2, 4))) == near(span.con_mlds)
 
@@ -80,11 +78,11 @@ def test_spans_cover_the_answer_and_carry_its_labels(engine: CocoaEngine) -> Non
     assert (cut[0].start, cut[-1].end) == (0, len(forced.profile.token_ids))
     assert sum(one.hallucinated for one in cut) == len("Sydney")
     assert sum(one.hallucinated + one.supported for one in cut) == len(text.replace(" ", ""))
-    assert sum(count for count, _ in token_labels(forced)) == len("Sydney")
+    assert sum(token.hallucinated for token in tokens(forced)) == len("Sydney")
     marked = "".join(
         text[forced.ends[at - 1] if at else 0 : forced.ends[at]]
-        for at, (hallucinated, _) in enumerate(token_labels(forced))
-        if hallucinated
+        for at, token in enumerate(tokens(forced))
+        if token.hallucinated
     )
     assert marked.strip() == "Sydney"
     whole = answer(forced)
@@ -99,20 +97,15 @@ def test_offsets_where_decoders_drop_spaces_and_split_characters(tokenizer: obje
     for forced in force(engine, answers, CocoaConfig()):
         assert forced.ends[-1] == len(forced.record.text)
         assert forced.ends == sorted(forced.ends)
-        counts = token_labels(forced)
         visible = [character for character in forced.record.text if not character.isspace()]
-        assert sum(a + b for a, b in counts) == len(visible)
+        assert sum(token.hallucinated + token.supported for token in tokens(forced)) == len(visible)
 
 
 def test_a_chat_gives_other_figures_but_the_same_characters(engine: CocoaEngine) -> None:
     one = [record("Canberra.", (0, 8))]
-    (plain,) = force(engine, one, CocoaConfig())
-    (chat,) = force(engine, one, CocoaConfig(), chat=True)
+    (plain,), (chat,) = (force(engine, one, CocoaConfig(), chat=chat) for chat in (False, True))
     assert chat.profile.log_probs != plain.profile.log_probs
     assert chat.ends[-1] == plain.ends[-1] == len("Canberra.")
-
-
-def test_an_answer_that_does_not_fit(engine: CocoaEngine) -> None:
     with pytest.raises(PromptError, match="context window"):
         list(force(engine, [record("word " * 9000)], CocoaConfig()))
 

@@ -18,9 +18,7 @@ from cocoa_integrations._shared.chat_template import ChatTemplateOptions, names
 from cocoa_integrations.server.errors import bad_request, of_parameter
 from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Several, Whole, written_size
 from cocoa_integrations.server.settings import REFUSED, Refused, ServerSettings, each
-from cocoa_integrations.tool_calling import ToolRequest
-from cocoa_integrations.tool_calling.json_values import object_of
-from cocoa_integrations.tool_calling.prompt import invalid_call_text
+from cocoa_integrations.tool_calling import ToolRequest, invalid_call_text, object_of
 
 NOT_VARIABLES = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"documents"} | {
     "messages"

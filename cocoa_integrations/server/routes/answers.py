@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request, Response
 
 from cocoa_engine import __version__
 from cocoa_engine.errors import RequestCancelledError
-from cocoa_integrations._shared.async_stream import AsyncStream
+from cocoa_integrations._shared.workers import AsyncStream
 from cocoa_integrations.chat_service.answer import ChatCall
 from cocoa_integrations.chat_service.wire import Completion, Scores
 from cocoa_integrations.server.errors import api_error, log_unexpected

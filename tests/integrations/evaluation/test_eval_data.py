@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -101,7 +100,8 @@ def test_what_mbpp_runs_before_its_tests(tmp_path: Path) -> None:
 
 
 def test_a_character_in_two_halves_is_whole(tmp_path: Path) -> None:
-    (sample,) = load_samples("samsum", _text("a.jsonl", _ONE.replace('"y"', '"\\ud83d\\ude00"'))(tmp_path))
+    (tmp_path / "a.jsonl").write_text(_ONE.replace('"y"', '"\\ud83d\\ude00"'))
+    (sample,) = load_samples("samsum", tmp_path / "a.jsonl")
     assert sample.references == ["\U0001f600"]
 
 
@@ -121,15 +121,6 @@ def test_gzip_folder_limit_and_shuffle(tmp_path: Path) -> None:
         load_samples("gsm8k", tmp_path)
 
 
-def _text(name: str, text: str | bytes) -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
-        path = folder / name
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return path
-
-    return write
-
-
 _ONE = '{"id": "a", "dialogue": "x", "summary": "y"}'
 _NQ = '{"id": "1", "question": "q", "answer": "4", "sub_context": "c", "sub_answer": ["a"]}'
 _MBPP = '"task_id": 1, "prompt": "p", "code": "c", "test_list": ["t"]'
@@ -137,33 +128,36 @@ HEADER = "Question,Best Answer,Correct Answers,Incorrect Answers\n"
 
 
 @pytest.mark.parametrize(
-    ("task", "write", "message"),
+    ("task", "file", "message"),
     [
-        ("samsum", _text("a.jsonl", '{"id": "a", "dialogue": "x"}\n'), "line 1: summary: Field required"),
-        ("samsum", _text("a.jsonl", f"{_ONE}\n{_ONE}\n"), r"line 2: the id 'a' .*line 1"),
-        ("samsum", _text("a.jsonl", _ONE.replace('"y"', '" "')), "line 1: summary"),
-        ("samsum", _text("a.jsonl", _ONE.replace('"y"', "3")), "summary.* valid"),
-        ("samsum", _text("a.jsonl", ""), "holds no records"),
-        ("samsum", _text("a.json", "{}"), "must hold a list"),
-        ("samsum", _text("a.txt", ""), r"data files are \.csv"),
-        ("samsum", _text("a.jsonl.gz", "no gzip"), "cannot be read"),
-        ("nq_swap", _text("a.parquet", "no parquet"), "cannot be read"),
-        ("nq", _text("a.jsonl", '{"question": "q", "answers": []}'), "answers: "),
-        ("nq", _text("a.jsonl", '{"question": "q", "answers": ["a", ""]}'), "answers.1: "),
-        ("nq", _text("a.jsonl", f"{_NQ}\n{_NQ}\n"), r"line 2: the id '1' .*line 1"),
-        ("gsm8k", _text("a.jsonl", '{"question": "q", "answer": "none"}'), "line 1: answer"),
-        ("gsm8k", _text("a.jsonl", '{"question": "q", "answer": []}'), "line 1: answer"),
-        ("samsum", _text("a.json", f"[{_ONE}, " + _ONE.replace('"y"', '"\\ude00!"') + "]"), r"'\\ude00'"),
-        ("mbpp", _text("a.json", f'[{{{_MBPP}, "test_imports": 5}}]'), "record 0: test_imports: "),
-        ("truthfulqa_mc", _text("a.csv", "Question,Best Answer\nq,a\n"), "Correct Answers: Field required"),
-        ("truthfulqa_mc", _text("a.csv", f"{HEADER}q,a,b; , ;\n"), "Incorrect Answers: "),
-        ("truthfulqa_mc", _text("a.csv", f'{HEADER}q,a,"b\n'), "unexpected end"),
-        ("samsum", lambda folder: folder / "none.jsonl", "there is no file"),
+        ("samsum", ("a.jsonl", '{"id": "a", "dialogue": "x"}\n'), "line 1: summary: Field required"),
+        ("samsum", ("a.jsonl", f"{_ONE}\n{_ONE}\n"), r"line 2: the id 'a' .*line 1"),
+        ("samsum", ("a.jsonl", _ONE.replace('"y"', '" "')), "line 1: summary"),
+        ("samsum", ("a.jsonl", _ONE.replace('"y"', "3")), "summary.* valid"),
+        ("samsum", ("a.jsonl", ""), "holds no records"),
+        ("samsum", ("a.json", "{}"), "must hold a list"),
+        ("samsum", ("a.txt", ""), r"data files are \.csv"),
+        ("samsum", ("a.jsonl.gz", "no gzip"), "cannot be read"),
+        ("nq_swap", ("a.parquet", "no parquet"), "cannot be read"),
+        ("nq", ("a.jsonl", '{"question": "q", "answers": []}'), "answers: "),
+        ("nq", ("a.jsonl", '{"question": "q", "answers": ["a", ""]}'), "answers.1: "),
+        ("nq", ("a.jsonl", f"{_NQ}\n{_NQ}\n"), r"line 2: the id '1' .*line 1"),
+        ("gsm8k", ("a.jsonl", '{"question": "q", "answer": "none"}'), "line 1: answer"),
+        ("gsm8k", ("a.jsonl", '{"question": "q", "answer": []}'), "line 1: answer"),
+        ("samsum", ("a.json", f"[{_ONE}, " + _ONE.replace('"y"', '"\\ude00!"') + "]"), r"'\\ude00'"),
+        ("mbpp", ("a.json", f'[{{{_MBPP}, "test_imports": 5}}]'), "record 0: test_imports: "),
+        ("truthfulqa_mc", ("a.csv", "Question,Best Answer\nq,a\n"), "Correct Answers: Field required"),
+        ("truthfulqa_mc", ("a.csv", f"{HEADER}q,a,b; , ;\n"), "Incorrect Answers: "),
+        ("truthfulqa_mc", ("a.csv", f'{HEADER}q,a,"b\n'), "unexpected end"),
+        ("samsum", ("none.jsonl", None), "there is no file"),
     ],
 )  # fmt: skip
-def test_bad_files(task: str, write: Callable[[Path], Path], message: str, tmp_path: Path) -> None:
+def test_bad_files(task: str, file: tuple[str, str | None], message: str, tmp_path: Path) -> None:
+    name, text = file
+    if text is not None:
+        (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=message):
-        load_samples(task, write(tmp_path))
+        load_samples(task, tmp_path / name)
 
 
 def test_bad_requests(truthfulqa: Path) -> None:

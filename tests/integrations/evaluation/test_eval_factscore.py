@@ -15,9 +15,11 @@ from cocoa_engine import CocoaConfig
 from cocoa_engine.cli import progress
 from cocoa_engine.cli.app import app
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations.evaluation.harness import new_run, write_rows
+from cocoa_integrations.evaluation.files import json_lines
+from cocoa_integrations.evaluation.harness import SAMPLES, new_run
 from cocoa_integrations.evaluation.judge import factscore, factscore_report, factscore_run
 from cocoa_integrations.evaluation.prompts import facts_of
+from tests.helpers.eval_data import rows_of
 from tests.helpers.judges import RuleJudge
 
 DOCUMENTS = {"1": "Ann baked a cake on Monday.", "2": "Bob sold his car."}
@@ -37,14 +39,9 @@ ANSWERS = {
 }
 
 
-@pytest.fixture
-def answers() -> dict[str, str]:
-    """The replies of the judge: the last whose key is in a prompt."""
-    return dict(ANSWERS)
+def judge(answers: dict[str, str]) -> RuleJudge:
+    """Its replies are the last whose key is in a prompt."""
 
-
-@pytest.fixture
-def recorded(answers: dict[str, str]) -> RuleJudge:
     def rule(prompt: str) -> str:
         reply = next(reply for key, reply in reversed(answers.items()) if key in prompt)
         if reply == "error":
@@ -52,6 +49,11 @@ def recorded(answers: dict[str, str]) -> RuleJudge:
         return reply
 
     return RuleJudge(rule=rule, temperature=0.0)
+
+
+@pytest.fixture
+def recorded() -> RuleJudge:
+    return judge(ANSWERS)
 
 
 @pytest.fixture
@@ -63,30 +65,15 @@ def folder(tmp_path: Path) -> Path:
 def run_of(task: str, path: Path) -> Path:
     decoding = CocoaConfig().model_dump(mode="json", exclude={"method", "metric", "alpha"})
     settings = {"task": task, "model": {"name": "tiny"}, "decoding": decoding, "limit": None}
-    rows = [
-        {
-            "arm": arm,
-            "id": key,
-            "method": arm.split()[0],
-            "metric": None if arm == "greedy" else "f_mlds",
-            "alpha": None if arm == "greedy" else 2.5,
-            "sample": key,
-            "question": DOCUMENTS[key],
-            "context": DOCUMENTS[key],
-            "references": ["A reference."],
-            "incorrect": [],
-            "answer": answer,
-            "metrics": {"rouge_l": 0.5},
-        }
-        for (arm, key), answer in SUMMARIES.items()
-    ]
+    rows = []
+    for (arm, key), answer in SUMMARIES.items():
+        penalty = {"metric": None, "alpha": None} if arm == "greedy" else {"metric": "f_mlds", "alpha": 2.5}
+        row = {"arm": arm, "id": key, "method": arm.split()[0], **penalty, "sample": key, "question": DOCUMENTS[key]}
+        row |= {"context": DOCUMENTS[key], "references": ["A reference."], "incorrect": [], "answer": answer}
+        rows.append({**row, "metrics": {"rouge_l": 0.5}})
     with new_run(path, settings):
-        write_rows(path, rows)
+        (path / SAMPLES).write_text(json_lines(rows), encoding="utf-8")
     return path
-
-
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "factscore.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def test_the_share_of_facts_that_the_document_supports(folder: Path, recorded: RuleJudge) -> None:
@@ -98,7 +85,7 @@ def test_the_share_of_facts_that_the_document_supports(folder: Path, recorded: R
     assert cocoa["metrics"]["factscore"]["difference"]["estimate"] == 0.5  # of the one summary that both have
     assert json.loads((folder / "factscore.json").read_text()) == results
     read = sum(len(prompt.split()) for prompt in recorded.prompts)
-    written = sum(len(line["reply"].split()) for line in lines_of(folder))
+    written = sum(len(line["reply"].split()) for line in rows_of(folder, "factscore.jsonl"))
     assert results["cost"] == {"calls": 6, "without_verdict": 0, "input_tokens": read, "output_tokens": written}
     shown = (folder / "factscore.md").read_text()
     assert shown == factscore_report(results)
@@ -118,7 +105,7 @@ def test_nothing_is_asked_twice(folder: Path, recorded: RuleJudge) -> None:
     asked = len(recorded.prompts)
     assert factscore_run(folder, recorded) == first
     assert len(recorded.prompts) == asked
-    lines = lines_of(folder)
+    lines = rows_of(folder, "factscore.jsonl")
     kept = lines[:2]  # as after an interruption
     (folder / "factscore.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
     again = factscore_run(folder, recorded)
@@ -126,19 +113,17 @@ def test_nothing_is_asked_twice(folder: Path, recorded: RuleJudge) -> None:
     assert len(recorded.prompts) == asked + 4
 
 
-def test_errors_are_kept_and_asked_again(folder: Path, recorded: RuleJudge, answers: dict[str, str]) -> None:
-    answers["Statement: There were two cakes."] = "error"
-    answers["Summary:\nBob sold a car."] = "I cannot do that."
-    results = factscore_run(folder, recorded, attempts=2)
+def test_errors_are_kept_and_asked_again(folder: Path, recorded: RuleJudge) -> None:
+    faults = {"Statement: There were two cakes.": "error", "Summary:\nBob sold a car.": "I cannot do that."}
+    results = factscore_run(folder, judge(ANSWERS | faults), attempts=2)
     greedy = results["arms"][0]
     assert (greedy["unjudged"], greedy["metrics"]["factscore"]["mean"]) == (2, None)
     assert results["cost"]["without_verdict"] == 4
-    errors = [line for line in lines_of(folder) if line["error"]]
+    errors = [line for line in rows_of(folder, "factscore.jsonl") if line["error"]]
     kinds = ["ValueError: status 500"] * 2 + ["no verdict in the reply"] * 2
     assert sorted(line["error"] for line in errors) == kinds
     assert {line["reply"] for line in errors} == {None, "I cannot do that."}
     assert "Summaries without all verdicts, which are left out of the means: 2" in (folder / "factscore.md").read_text()
-    answers |= ANSWERS
     mended = factscore_run(folder, recorded)
     assert mended["arms"][0]["metrics"]["factscore"]["mean"] == 0.75
     assert mended["cost"]["without_verdict"] == 4
@@ -186,13 +171,10 @@ def test_command(folder: Path, recorded: RuleJudge, entry_point: Path, monkeypat
     monkeypatch.setattr("langchain.chat_models.init_chat_model", lambda name, **_: recorded)
 
     def cocoa(*options: str) -> Any:
-        return CliRunner().invoke(
-            app, ["judge", str(folder), "--judge", "openai:recorded", *options], prog_name="cocoa"
-        )
+        return CliRunner().invoke(app, ["judge", str(folder), "--judge", "openai:recorded", *options])
 
-    with monkeypatch.context() as patched:
-        patched.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
-        shown = cocoa("--factscore", "--gamma", "10")
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    shown = cocoa("--factscore", "--gamma", "10")
     assert shown.exit_code == 0, shown.output
     for unit in ("summaries", "facts"):
         assert re.search(rf"^judge: \d+ of \d+ {unit}, ", shown.stderr, re.MULTILINE)

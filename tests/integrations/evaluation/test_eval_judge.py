@@ -25,7 +25,7 @@ from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples
 from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
 from cocoa_integrations.evaluation.judge import Judge, judge_run
 from cocoa_integrations.evaluation.prompts import QUESTIONS, yes_or_no
-from tests.helpers.eval_data import write_truthfulqa
+from tests.helpers.eval_data import rows_of, write_truthfulqa
 from tests.helpers.judges import RuleJudge
 
 ARMS = [Arm("greedy"), Arm("cocoa-sig", "f_mlds", 2.5)]
@@ -61,10 +61,6 @@ def folder(finished: Path, tmp_path: Path) -> Path:
     for name in ("settings.json", "samples.jsonl"):
         (copy / name).write_bytes((finished / name).read_bytes())
     return copy
-
-
-def rows_of(folder: Path, name: str = "samples.jsonl") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
 
 
 def test_verdicts_become_the_papers_figures(folder: Path) -> None:
@@ -117,16 +113,9 @@ def test_rubbish_is_kept_retried_and_never_true(folder: Path, rubbish: str) -> N
 
 
 def test_faults_and_time_outs_are_retried(folder: Path) -> None:
-    faults = iter(
-        [
-            RuntimeError("overloaded"),
-            "sleep",
-            "\ud83d",  # a reply that cannot be written
-            RuntimeError("\ud83d"),
-            '{"verdict": ' * 5_000,
-            '{"verdict": ' + "1" * 5000,
-        ]
-    )
+    unwritable = "\ud83d"
+    long = ['{"verdict": ' * 5_000, '{"verdict": ' + "1" * 5000]
+    faults = iter([RuntimeError("overloaded"), "sleep", unwritable, RuntimeError(unwritable), *long])
 
     def rule(prompt: str) -> str:
         fault = next(faults, None)
@@ -228,6 +217,13 @@ def test_bad_requests(folder: Path, tmp_path: Path) -> None:
         judge_run(folder, judge)
 
 
+def test_command_with_an_unknown_judge(folder: Path, cocoa: Callable[..., Result]) -> None:
+    shown = cocoa("judge", folder, "--judge", "nobody:model")
+    assert (shown.exit_code, shown.stderr.count("\n")) == (2, 1)
+    assert "nobody" in shown.stderr
+    assert not (folder / "judged.md").exists()
+
+
 def test_command(folder: Path, cocoa: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, Any]] = []
 
@@ -243,14 +239,6 @@ def test_command(folder: Path, cocoa: Callable[..., Result], monkeypatch: pytest
     assert "Judge: openai:gpt-4o." in shown.stdout
 
 
-def test_command_with_an_unknown_judge(folder: Path, cocoa: Callable[..., Result]) -> None:
-    shown = cocoa("judge", folder, "--judge", "nobody:model")
-    assert shown.exit_code == 2
-    assert "nobody" in shown.stderr
-    assert shown.stderr.count("\n") == 1
-    assert not (folder / "judged.md").exists()
-
-
 def write_labels(path: Path, rows: list[dict[str, str]]) -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
@@ -264,10 +252,8 @@ def test_agreement(tmp_path: Path) -> None:
     first = ["1", "true", "Yes", "0", "wrong", "1", "0", "", "1"]
     second = ["1", "1", "0", "0", "0", "1", "0", "0", "1"]
     judged = {("greedy", str(n)): verdict for n, verdict in enumerate(judge)}
-    rows = [
-        {"arm": "greedy", "id": str(n), "ann": one, "bob": two}
-        for n, (one, two) in enumerate(zip(first, second, strict=True))
-    ]
+    pairs = enumerate(zip(first, second, strict=True))
+    rows = [{"arm": "greedy", "id": str(n), "ann": one, "bob": two} for n, (one, two) in pairs]
     people = read_labels(write_labels(tmp_path / "labels.csv", rows), judged, ["truth"])
     assert list(people) == ["truth"]
     found = agreement(judged, people["truth"])

@@ -24,24 +24,13 @@ from cocoa_integrations.evaluation.metrics import beyond_noise, statistics
 from cocoa_integrations.evaluation.table import choose_model, paper_results, report
 
 
-def results(
-    task: str,
-    figures: dict[Arm, dict[str, float]],
-    model: str = "Llama-3.1-8B",
-    config: CocoaConfig | None = None,
-    **counts: int,
-) -> Any:
-    arms = [
-        {
-            **arm._asdict(),
-            "samples": 10,
-            "empty": counts.get("empty", 0),
-            "metrics": {name: {"mean": mean} for name, mean in means.items()},
-        }
-        for arm, means in figures.items()
-    ]
+def results(task: str, figures: dict[Arm, dict[str, float]], config: CocoaConfig | None = None) -> Any:
+    arms: list[dict[str, Any]] = []
+    for arm, means in figures.items():
+        metrics = {name: {"mean": mean} for name, mean in means.items()}
+        arms.append({**arm._asdict(), "samples": 10, "empty": 0, "metrics": metrics})
     decoding = (config or CocoaConfig.paper()).model_dump(mode="json", exclude={"method", "metric", "alpha"})
-    settings = {"task": task, "model": {"name": model}, "decoding": decoding}
+    settings = {"task": task, "model": {"name": "Llama-3.1-8B"}, "decoding": decoding}
     return {"settings": settings, "samples": 10, "arms": arms}
 
 
@@ -130,10 +119,8 @@ def test_all_of_the_papers_figures_can_be_shown() -> None:
     with Path(table.__file__).with_name("paper_figures.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     counts = Counter(row["task"] for row in rows)
-    assert counts == {"truthfulqa_gen": 383, "truthfulqa_mc": 129, "nq": 62, "nq_swap": 62} | {
-        **dict.fromkeys(("samsum", "xsum"), 28),
-        **dict.fromkeys(("mbpp", "gsm8k"), 4),
-    }
+    short = {"nq": 62, "nq_swap": 62, "samsum": 28, "xsum": 28, "mbpp": 4, "gsm8k": 4}
+    assert counts == {"truthfulqa_gen": 383, "truthfulqa_mc": 129, **short}
     places = [tuple(row[name] for name in row if name != "value") for row in rows]
     assert len(places) == len(set(places))
     for row in rows:
@@ -196,9 +183,6 @@ def test_a_judged_table_is_compared_with_a_model_that_was_judged() -> None:
     assert "| CoCoA-SIG | fMLDS (α=2.5) | 60.00 | 59.70 |" in table
     assert "those of Qwen-2.5-14b on the paper's samples" in table
     assert "paper" not in report(judged, results("nq_swap", figures), "mistral-7b")
-
-
-# Statistics.
 
 
 def test_the_interval_is_that_of_the_mean() -> None:

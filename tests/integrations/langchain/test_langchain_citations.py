@@ -1,8 +1,9 @@
-"""Citations by measurement: each document left out of the prompt in turn."""
+"""Citations by measurement, and the lift of each span by the context in the prompt."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.documents import Document
+from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.load import dumps
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableLambda
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine, ConfigError
@@ -24,6 +26,7 @@ from cocoa_engine.report import RiskReport
 from cocoa_integrations._shared.citations import Citation
 from cocoa_integrations.langchain import (
     ChatCocoa,
+    context_lift,
     get_risk,
     get_spans,
     with_citations,
@@ -226,7 +229,7 @@ def test_attention_that_cannot_be_measured(quick_chat: ChatCocoa, monkeypatch: p
         with_citations(PROMPT, quick_chat, by="attention").invoke(VALUES)
     with pytest.raises(ConfigError, match="unknown value 'atention'"):
         with_citations(PROMPT, quick_chat, by="atention")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="min_attention takes a share"):
+    with pytest.raises(ConfigError, match="min_attention takes a finite number"):
         with_citations(PROMPT, quick_chat, by="attention", min_attention=float("nan"))
 
 
@@ -308,3 +311,113 @@ def test_answers_with_other_passages_are_not_taken_from_a_cache(seeing_chat: Cha
     cached = seeing_chat.model_copy(update={"cache": InMemoryCache()})
     assert "passage_attention" not in to_dicts(get_spans(cached.invoke("it rains")))[0]
     assert len(to_dicts(get_spans(cached.invoke("it rains", source=["rains"])))[0]["passage_attention"]) == 1
+
+
+PASSAGE = "The lighthouse of Hvalnes was built by the engineer Marta Lindqvist in 1911."
+ASKED = "Who built the lighthouse of Hvalnes?"
+GROUNDED = ChatPromptTemplate.from_template("Context: {context}\n\nQuestion: {question}")
+KEYS = ("context_lift", "con_mlds_lift", "f_mlds_lift")
+
+
+@pytest.fixture(scope="module")
+def long_chat(engine: CocoaEngine) -> ChatCocoa:
+    return ChatCocoa(engine=engine, max_tokens=24, risk_metadata="full")
+
+
+@pytest.fixture(scope="module")
+def grounded(long_chat: ChatCocoa) -> AIMessage:
+    return with_context_lift(GROUNDED, long_chat).invoke({"context": PASSAGE, "question": ASKED})
+
+
+def lifts_of(message: AIMessage) -> list[float]:
+    """0 for spans without a token of their own."""
+    return [span["context_lift"] or 0.0 for span in to_dicts(get_spans(message))]
+
+
+def assert_same_lifts(a: AIMessage, b: AIMessage) -> None:
+    """A prompt that was read before changes the last digits."""
+    assert a.content == b.content
+    assert lifts_of(a) == pytest.approx(lifts_of(b), abs=1e-3)
+
+
+def test_figures_are_those_of_plain_scores(grounded: AIMessage, long_chat: ChatCocoa, engine: CocoaEngine) -> None:
+    spans = to_dicts(get_spans(grounded))
+    assert len(spans) > 1
+    assert "".join(span["text"] for span in spans) == grounded.content
+    full, bare = (
+        engine.score(
+            engine.encode_chat([{"role": "user", "content": f"Context: {context}\n\nQuestion: {ASKED}"}]),
+            str(grounded.content),
+        ).spans[0]
+        for context in (PASSAGE, "")
+    )
+    assert sum(span["context_lift"] for span in spans) == pytest.approx(full.log_prob - bare.log_prob, abs=1e-2)
+    assert max(span["context_lift"] for span in spans) > 5
+    assert [[span[key] for key in KEYS] for span in get_risk(grounded).to_dict()["spans"]] == [
+        [span[key] for key in KEYS] for span in spans
+    ]
+    assert all(isinstance(span[key], float) for span in spans for key in KEYS)
+    assert json.loads(grounded.model_dump_json())["additional_kwargs"]["cocoa_spans"] == spans
+
+
+def test_of_a_message_and_of_summed_chunks(quick_chat: ChatCocoa) -> None:
+    full, bare = f"{PASSAGE}\n{ASKED}", [HumanMessage(ASKED)]
+    message = quick_chat.invoke(full)
+    before = message.model_copy(deep=True)
+    found = context_lift(quick_chat, message, full, bare)
+    assert message == before
+    assert found.content == message.content
+    assert all(key in span for span in to_dicts(get_spans(found)) for key in KEYS)
+    assert max(map(abs, lifts_of(found))) > 0.1
+    chunks = list(quick_chat.stream(full))
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole += chunk
+    assert_same_lifts(context_lift(quick_chat, whole, full, bare), found)
+    assert lifts_of(context_lift(quick_chat, message, full, full)) == near([0] * len(lifts_of(found)))
+
+
+async def test_in_a_chain(quick_chat: ChatCocoa) -> None:
+    retriever = RunnableLambda(lambda _: [Document(PASSAGE)])
+    joined = retriever | (lambda documents: "\n\n".join(document.page_content for document in documents))
+    chain = {"context": joined, "question": RunnablePassthrough()} | with_context_lift(GROUNDED, quick_chat)
+    expected = chain.invoke(ASKED)
+    assert "context_lift" in to_dicts(get_spans(expected))[0]
+    assert_same_lifts(await chain.ainvoke(ASKED), expected)
+    (streamed,) = chain.stream(ASKED)
+    assert_same_lifts(streamed, expected)
+
+
+async def test_options_of_a_call_are_the_models(quick_chat: ChatCocoa) -> None:
+    chain = with_context_lift(GROUNDED, quick_chat)
+    values = {"context": PASSAGE, "question": ASKED}
+    options: dict[str, Any] = {"max_tokens": 3, "span_log_prob": "mean"}
+    short = chain.invoke(values, **options)
+    assert short.usage_metadata is not None
+    assert short.usage_metadata["output_tokens"] == 3
+    expected = with_context_lift(GROUNDED, quick_chat.model_copy(update={"max_new_tokens": 3, "span_log_prob": "mean"}))
+    assert_same_lifts(short, expected.invoke(values))
+    assert_same_lifts(await chain.ainvoke(values, **options), short)
+    with pytest.raises(ConfigError, match="did you mean 'alpha'"):
+        chain.invoke(values, alfa=1.0)
+
+
+def test_context_as_messages(quick_chat: ChatCocoa) -> None:
+    prompt = ChatPromptTemplate.from_messages([MessagesPlaceholder("notes"), ("user", "{context}{question}")])
+    chain = with_context_lift(prompt, quick_chat, context=["notes"], empty=[])
+    values: dict[str, Any] = {"notes": [HumanMessage(PASSAGE)], "context": "", "question": ASKED}
+    found = chain.invoke(values)
+    message = quick_chat.invoke(prompt.invoke(values))
+    plain = context_lift(quick_chat, message, [HumanMessage(PASSAGE), HumanMessage(ASKED)], ASKED)
+    assert_same_lifts(found, plain)
+
+
+def test_bad_input(quick_chat: ChatCocoa) -> None:
+    with pytest.raises(ConfigError, match="takes a ChatCocoa in this process, not a FakeListChatModel"):
+        with_context_lift(GROUNDED, FakeListChatModel(responses=["a"]))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="measured with a ChatCocoa"):
+        context_lift(FakeListChatModel(responses=["a"]), AIMessage("a"), "b", "c")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="the input has no context"):
+        with_context_lift(GROUNDED, quick_chat).invoke({"question": "?"})
+    with pytest.raises(ConfigError, match="has no risk report"):
+        context_lift(quick_chat, AIMessage("a"), "b", "c")

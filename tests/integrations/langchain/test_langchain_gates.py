@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
+import inspect
 import pickle
 from operator import itemgetter
 from typing import Any
@@ -107,6 +107,7 @@ def test_a_gate_opens_for_generations_and_dicts_too(quick_llm: CocoaLLM, quick_a
             risk_gate(0.0).invoke(answer)
         refused = risk_gate(0.0, on_risk="abstain", answer="No idea.").invoke(answer)
         assert type(refused) is type(answer)
+        assert get_risk(refused).to_dict()["gate"]["action"] == "abstain"
         assert (refused["text"] if isinstance(refused, dict) else refused.text) == "No idea."
         assert without_offsets(get_risk(refused).to_dict()) == without_offsets(get_risk(answer).to_dict())
         assert {(span["start"], span["end"]) for span in get_risk(refused).to_dict()["spans"]} == {(0, 8)}
@@ -138,16 +139,6 @@ def test_marks_stand_around_risky_spans(
     worst = max(to_dicts(get_spans(quick_answer)), key=lambda span: span["risk"])
     assert own.text == with_riskiest_marked(quick_answer, "", f"^{worst['span']}")
     assert risk_gate(1.0, on_risk="mark").invoke(before) is before
-
-
-def test_abstaining_keeps_the_report(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:
-    chain = quick_chat | risk_gate(0.0, on_risk="abstain")
-    message = chain.invoke(question)
-    assert message.content == "I don't know."
-    report = get_risk(message).to_dict()
-    assert report["gate"]["action"] == "abstain"
-    assert "".join(span["text"] for span in report["spans"]) == quick_answer.text
-    assert (chain | StrOutputParser()).invoke(question) == "I don't know."
 
 
 def test_abstaining_calls_no_tools_and_marks_leave_them_alone(quick_answer: AIMessage) -> None:
@@ -189,27 +180,6 @@ def test_a_chain_branches_on_risk(quick_chat: ChatCocoa, quick_answer: AIMessage
         assert "".join((quick_chat | branch).stream(question)) == expected
 
 
-def test_a_batch_fails_one_by_one(quick_chat: ChatCocoa) -> None:
-    prompts = ["a", "b", "Who?"]
-    values = [max_risk(answer) for answer in quick_chat.batch(prompts)]
-    _, second, first = sorted(values)
-    assert second < first
-    chain = quick_chat | risk_gate((second + first) / 2)
-    outcomes = chain.batch(prompts, return_exceptions=True)
-    assert [isinstance(one, HallucinationRiskError) for one in outcomes] == [one == first for one in values]
-
-
-def test_a_stream_passes_whole_or_not_at_all(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:
-    [passed] = (quick_chat | risk_gate(1.0)).stream(question)
-    assert (passed.text, get_risk(passed).to_dict()) == (quick_answer.text, get_risk(quick_answer).to_dict())
-    [refused] = (quick_chat | risk_gate(0.0, on_risk="abstain")).stream(question)
-    assert refused.text == "I don't know."
-    chunks = []
-    with pytest.raises(HallucinationRiskError):
-        chunks.extend((quick_chat | risk_gate(0.0)).stream(question))
-    assert chunks == []
-
-
 def test_marks_stream_through(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float) -> None:
     seen = []
 
@@ -228,23 +198,31 @@ def test_marks_stream_through(quick_chat: ChatCocoa, quick_answer: AIMessage, qu
     assert len(list((quick_chat | risk_gate(1.0, on_risk="mark")).stream(question))) == len(seen)
 
 
-async def test_async_calls_do_the_same(
-    quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "batch", "abatch", "stream", "astream"])
+async def test_every_call_passes_whole_or_not_at_all(
+    how: str, quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float
 ) -> None:
-    gates = {how: quick_chat | risk_gate(between, on_risk=how) for how in ("raise", "mark", "abstain")}
+    async def answers(gate: Any) -> list[Any]:
+        chain = quick_chat | gate
+        if how == "astream":
+            return [chunk async for chunk in chain.astream(question)]
+        asked = [question] if "batch" in how else question
+        made = getattr(chain, how)(asked)
+        made = await made if inspect.isawaitable(made) else made
+        return list(made) if how in ("batch", "abatch", "stream") else [made]
+
     with pytest.raises(HallucinationRiskError):
-        await gates["raise"].ainvoke(question)
-    with pytest.raises(HallucinationRiskError):
-        [chunk async for chunk in gates["raise"].astream(question)]
-    marked, refused = await asyncio.gather(*(gates[how].ainvoke(question) for how in ("mark", "abstain")))
-    assert (marked.text, refused.text) == (with_riskiest_marked(quick_answer), "I don't know.")
-    chunks = [chunk async for chunk in gates["mark"].astream(question)]
-    assert len(chunks) == len(to_dicts(get_spans(quick_answer))) + 1
-    assert add(chunks).text == marked.text
-    [refused] = [chunk async for chunk in gates["abstain"].astream(question)]
+        await answers(risk_gate(between))
+    [passed] = await answers(risk_gate(1.0))
+    assert (passed.text, get_risk(passed).to_dict()) == (quick_answer.text, get_risk(quick_answer).to_dict())
+    [refused] = await answers(risk_gate(between, on_risk="abstain"))
     assert refused.text == "I don't know."
-    [failed] = await gates["raise"].abatch([question], return_exceptions=True)
-    assert isinstance(failed, HallucinationRiskError)
+    marked = await answers(risk_gate(between, on_risk="mark"))
+    assert add(marked).text == with_riskiest_marked(quick_answer)
+    assert len(marked) == (len(to_dicts(get_spans(quick_answer))) + 1 if "stream" in how else 1)
+    if how == "abatch":
+        [failed] = await (quick_chat | risk_gate(between)).abatch([question], return_exceptions=True)
+        assert isinstance(failed, HallucinationRiskError)
 
 
 # Mistakes.

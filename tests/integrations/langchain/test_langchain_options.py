@@ -67,7 +67,7 @@ def test_names_that_users_know(kind: Any) -> None:
         ({"logits_processor": 3}, r"logits_processor.*callable"),
         ({"alpha": -1}, r"alpha: .*greater than or equal to 0 \(got -1\)"),
         ({"max_tokens": 3, "max_new_tokens": 4}, r"max_new_tokens is given twice"),
-        ({"engine": object()}, r"engine: .*CocoaEngine"),
+        ({"engine": object()}, r"engine takes a CocoaEngine, not object"),
         ({"config": {"alpha": 1}}, r"config takes a CocoaConfig"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A person decides on risky answers and risky tool calls of an agent."""
+"""Agents: risk in their messages and streams, tools that run or are refused, and answers that a person decides on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME
-from cocoa_integrations.langchain import ChatCocoa, argument_risks, get_risk, max_risk
+from cocoa_integrations.langchain import ChatCocoa, argument_risks, get_risk, get_risk_callback, get_spans, max_risk
 
 agents = pytest.importorskip("langchain.agents")
 
@@ -21,7 +21,7 @@ from langgraph.checkpoint.memory import InMemorySaver  # noqa: E402
 from langgraph.types import Command  # noqa: E402
 
 from cocoa_integrations.langchain import RiskMiddleware, RiskyToolCalls, ToolRiskMiddleware  # noqa: E402
-from tests.helpers.reports import made_report, without_offsets  # noqa: E402
+from tests.helpers.reports import made_report, to_dicts, without_offsets, without_run  # noqa: E402
 from tests.helpers.structured import engine_for_schemas  # noqa: E402
 
 THREAD: Any = {"configurable": {"thread_id": "1"}}
@@ -234,3 +234,61 @@ def test_the_default_threshold_of_arguments(
 def test_invalid_conditions_are_refused(kind: Any, options: Any) -> None:
     with pytest.raises(ConfigError):
         kind(**options)
+
+
+def test_risk_reaches_messages_updates_and_callbacks(quick_chat: ChatCocoa, quick_answer: Any, asked: Any) -> None:
+    agent = agents.create_agent(quick_chat, tools=[])
+    with get_risk_callback() as risk:
+        message = agent.invoke(asked)["messages"][-1]
+        chunks = [chunk for chunk, _ in agent.stream(asked, stream_mode="messages")]
+        [update] = agent.stream(asked, stream_mode="updates")
+    expected = get_risk(quick_answer).to_dict()
+    assert (
+        get_risk(message).to_dict()
+        == get_risk(chunks[-1]).to_dict()
+        == get_risk(update["model"]["messages"][-1]).to_dict()
+        == expected
+    )
+    assert [span for chunk in chunks for span in to_dicts(get_spans(chunk))] == expected["spans"]
+    assert without_run(risk.reports) == [expected] * 3
+
+
+def calling(engine: CocoaEngine, *middleware: Any) -> Any:
+    chat = ChatCocoa(engine=engine, max_tokens=80, initial_tool_choice="any", risk_metadata="full")
+    return agents.create_agent(chat, tools=[double], middleware=middleware)
+
+
+def test_an_agent_calls_a_tool_and_answers(engine: CocoaEngine) -> None:
+    with get_risk_callback() as risk:
+        _, call, result, answer = calling(engine).invoke(DOUBLE)["messages"]
+    number = call.tool_calls[0]["args"]["number"]
+    assert result.content == str(2 * number)
+    assert answer.text
+    assert not answer.tool_calls
+    assert [get_risk(call).to_dict(), get_risk(answer).to_dict()] == without_run(risk.reports)
+
+
+async def test_a_risky_call_is_not_run(engine: CocoaEngine) -> None:
+    _, call, result, _ = calling(engine).invoke(DOUBLE)["messages"]
+    measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"].risk
+    low = 0.9 * measured
+    refused = calling(engine, ToolRiskMiddleware(low))
+    for messages in (refused.invoke(DOUBLE)["messages"], (await refused.ainvoke(DOUBLE))["messages"]):
+        assert messages[2].status == "error"
+        assert "double was not run" in messages[2].content
+        assert f"number={call.tool_calls[0]['args']['number']} ({measured:.2f})" in messages[2].content
+    several = calling(engine, ToolRiskMiddleware(0, tools=["other"]), ToolRiskMiddleware(low, tools=["double"]))
+    assert several.invoke(DOUBLE)["messages"][2].status == "error"
+    figures = argument_risks(call)[call.tool_calls[0]["id"]]["number"]
+    for metric, value in (("f_mlds", figures.f_mlds), ("self_information", -figures.log_prob)):
+        both = calling(engine, *(ToolRiskMiddleware(part * value, metric=metric) for part in (1.1, 0.9)))
+        (refusal,) = both.invoke(DOUBLE)["messages"][2:3]
+        assert refusal.status == "error"
+        assert f"{metric.replace('_', ' ')} of these arguments" in refusal.content
+        assert f"({value:.2f})" in refusal.content
+    for lenient in (
+        ToolRiskMiddleware(1.1 * measured),
+        ToolRiskMiddleware(0, tools=["other"]),
+        ToolRiskMiddleware(0, arguments=["other"]),
+    ):
+        assert calling(engine, lenient).invoke(DOUBLE)["messages"][2].content == result.content

@@ -1,4 +1,4 @@
-"""Tools and structured output on the real model; it is too weak to decide on a call, so calls are forced."""
+"""Tools and structured output, and the risk of every field and nested argument."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Any
 import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.exceptions import OutputParserException
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.runnables.utils import add as added
 from langchain_core.tools import tool
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from cocoa_engine import CocoaEngine, ConfigError
-from cocoa_integrations.langchain import ChatCocoa, argument_risks, get_risk, get_spans
+from cocoa_integrations.langchain import ChatCocoa, ToolRiskMiddleware, argument_risks, field_risks, get_risk, get_spans
 from cocoa_integrations.langchain.structured import WholeJsonParser
 from tests.helpers.alike import close
 from tests.helpers.reports import to_dicts
+from tests.helpers.structured import PATHS, Order, check_fields, engine_for_schemas
 
 QUESTION = "What is the weather in San Francisco for 3 days?"
 
@@ -248,3 +249,73 @@ def test_the_initial_choice_is_part_of_a_cached_answer_s_name(engine: CocoaEngin
     for choice, calls in ((None, 0), ("any", 1), (None, 0)):
         chat = ChatCocoa(engine=engine, max_tokens=30, initial_tool_choice=choice, cache=cache)
         assert len(chat.bind_tools([get_time]).invoke("What time is it?").tool_calls) == calls
+
+
+REQUEST = "An order of tea and milk."
+
+
+@pytest.fixture(scope="module")
+def chat() -> ChatCocoa:
+    return ChatCocoa(engine=engine_for_schemas(), max_tokens=250)
+
+
+def generated(message: AIMessage) -> str:
+    return "".join(span["text"] for span in get_risk(message).to_dict()["spans"])
+
+
+@pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
+def test_every_field_of_structured_output_has_its_risk(chat: ChatCocoa, method: Any) -> None:
+    answer = chat.with_structured_output(Order, method=method, include_raw=True).invoke(REQUEST)
+    assert answer["parsing_error"] is None
+    raw, report = answer["raw"], get_risk(answer["raw"]).to_dict()
+    check_fields(field_risks(raw), answer["parsed"], get_risk(raw), generated(raw))
+    assert ("fields" in report) == (method != "function_calling")
+    assert report["compact"] is True  # a compact message has it too
+    if method == "function_calling":
+        [arguments] = argument_risks(raw).values()
+        assert list(arguments)[:3] == ["person", "items", "paid"]
+        assert set(arguments) - {"person", "items", "paid"} == set(PATHS) - {"$.person", "$.items", "$.paid"}
+    else:
+        assert argument_risks(raw) == {}
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_the_end_of_a_stream_has_them(chat: ChatCocoa, method: Any) -> None:
+    model = chat.with_structured_output(Order, method=method, include_raw=True)
+    whole: Any = None
+    for chunk in model.stream(REQUEST):
+        if "raw" in chunk:
+            whole = chunk["raw"] if whole is None else whole + chunk["raw"]
+    expected = model.invoke(REQUEST)["raw"]
+    assert close(field_risks(whole), field_risks(expected))
+
+
+def test_answers_without_structure_have_no_fields(chat: ChatCocoa) -> None:
+    plain = chat.invoke("Hi", max_tokens=4)
+    assert field_risks(plain) == {}
+    assert "fields" not in get_risk(plain).to_dict()
+    with pytest.raises(ConfigError):
+        field_risks(AIMessage("Hi"))
+
+
+class _Request:
+    """What the middleware reads of a tool call."""
+
+    def __init__(self, message: AIMessage) -> None:
+        self.state = {"messages": [message]}
+        self.tool_call = message.tool_calls[0]
+
+
+def test_the_middleware_checks_a_nested_value_if_it_is_named(chat: ChatCocoa) -> None:
+    message = chat.with_structured_output(Order, method="function_calling", include_raw=True).invoke(REQUEST)["raw"]
+
+    def ran(request: Any) -> ToolMessage:
+        return ToolMessage("ran", tool_call_id=request.tool_call["id"])
+
+    def result(**options: Any) -> str:
+        return str(ToolRiskMiddleware(0.0, **options).wrap_tool_call(_Request(message), ran).content)  # type: ignore[arg-type]
+
+    assert "$.person" not in result()
+    assert all(f"{name}=" in result() for name in ("person", "items", "paid"))
+    assert "$.person.age (" in result(arguments=["$.person.age"])
+    assert result(arguments=["$.person.size"]) == "ran"

@@ -18,6 +18,7 @@ from llama_index.core.query_engine import (
     TransformQueryEngine,
 )
 from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
+from llama_index.core.schema import NodeWithScore, TextNode
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.report import RiskReport
@@ -29,6 +30,7 @@ from cocoa_integrations.llama_index import (
 )
 from cocoa_integrations.llama_index.answers import joined, parts_of
 from cocoa_integrations.llama_index.callbacks import Collected
+from cocoa_integrations.llama_index.retrieved import by_source_node
 from tests.helpers.llama_index_helpers import Finds, answered
 from tests.helpers.made_up_answers import generation
 
@@ -212,3 +214,21 @@ def test_places_of_answers(shown: str, answers: list[str], expected: list[int]) 
     assert report.model_name == "quick"
     assert report.answer_risk == (given[expected[0]].report.answer_risk if len(expected) == 1 else None)
     assert "".join(span.text or "" for span in report.spans) in "".join(answers[number] for number in expected)
+
+
+NODES = [NodeWithScore(node=TextNode(id_=name, text=name)) for name in "abc"]
+
+
+@pytest.mark.parametrize(
+    ("names", "nodes", "expected"),
+    [
+        (["c", "a"], NODES, [0.2, None, 0.1]),
+        (["c", "a"], [*NODES, NODES[2]], [0.2, None, 0.1, 0.1]),  # a response may have a node twice
+        (["x", "y"], NODES, None),
+        ([], NODES, None),  # sources that the caller named
+    ],
+)
+def test_values_are_in_the_order_of_the_source_nodes(
+    names: list[str], nodes: list[NodeWithScore], expected: list[float | None] | None
+) -> None:
+    assert by_source_node([0.1, 0.2], names, nodes) == expected

@@ -162,27 +162,21 @@ def test_every_setting_is_a_model_arg(engine: CocoaEngine, monkeypatch: pytest.M
     json.dumps(lm.get_model_info())
 
 
-@pytest.mark.parametrize(
-    ("options", "device_map"),
-    [
-        ({"device": "cuda:0"}, None),  # what the harness's command line says where there is no GPU, too
-        ({"device": "cpu"}, None),
-        ({"device": "mps"}, "mps"),
-        ({"device": "cuda:0", "device_map": "auto"}, None),
-    ],
-)
-def test_devices(
-    engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], device_map: str | None
-) -> None:
+def test_devices(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU, the harness's command line says ``cuda:0`` too."""
     loaded: dict[str, Any] = {}
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **given: loaded.update(given) or engine)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    CocoaLM(**options)
-    assert loaded["device_map"] == device_map
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    CocoaLM(**options)
-    expected = options.get("device_map", options["device"])
-    assert loaded["device_map"] == (None if expected == "cpu" else expected)
+    both = {"device": "cuda:0", "device_map": "auto"}
+    for options, without_gpu, with_gpu in (
+        ({"device": "cuda:0"}, None, "cuda:0"),
+        ({"device": "cpu"}, None, None),
+        ({"device": "mps"}, "mps", "mps"),
+        (both, None, "auto"),
+    ):
+        for there, device_map in ((False, without_gpu), (True, with_gpu)):
+            monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+            CocoaLM(**options)
+            assert loaded["device_map"] == device_map
 
 
 def test_bad_model_args(engine: CocoaEngine) -> None:
@@ -204,14 +198,9 @@ def test_bad_model_args(engine: CocoaEngine) -> None:
 
 def run(engine: CocoaEngine, tasks: list[str], data: Any, **options: Any) -> dict[str, Any]:
     manager = TaskManager(include_path=TASKS_PATH, include_defaults=False, metadata={"data": data})
-    found = lm_eval.simple_evaluate(
-        model="cocoa",
-        model_args={"engine": engine, **options.pop("model_args", {})},
-        tasks=tasks,
-        task_manager=manager,
-        bootstrap_iters=0,
-        **options,
-    )
+    arguments = {"engine": engine, **options.pop("model_args", {})}
+    options |= {"tasks": tasks, "task_manager": manager, "bootstrap_iters": 0}
+    found = lm_eval.simple_evaluate(model="cocoa", model_args=arguments, **options)
     assert found is not None
     return found
 
@@ -223,15 +212,10 @@ def test_our_tasks_give_what_our_command_gives(
     names = ["truthfulqa_mc", "nq"]
     data = {f"cocoa_{name}": str(data_files[name]) for name in names}
     found = run(engine, list(data), data, gen_kwargs={"max_gen_toks": 12})
+    config = CocoaConfig(max_new_tokens=12)
     for name in names:
-        ours = evaluate(
-            engine,
-            TASKS[name],
-            load_samples(name, data_files[name]),
-            [arm],
-            tmp_path / name,
-            config=CocoaConfig(max_new_tokens=12),
-        )
+        samples = load_samples(name, data_files[name])
+        ours = evaluate(engine, TASKS[name], samples, [arm], tmp_path / name, config=config)
         for metric, figure in ours["arms"][0]["metrics"].items():
             assert found["results"][f"cocoa_{name}"][f"{metric},none"] == near(figure["mean"])
     score = found["samples"]["cocoa_truthfulqa_mc"][0]["filtered_resps"][0]
@@ -244,15 +228,8 @@ def test_every_task_runs(engine: CocoaEngine, data_files: dict[str, Path], monke
     monkeypatch.setattr(generated_code, "confines", lambda: False)
     with pytest.raises(ValueError, match="unsafe"):
         run(engine, ["cocoa_mbpp"], data)
-    found = run(
-        engine,
-        list(data),
-        data,
-        limit=1,
-        model_args={"method": "greedy"},
-        gen_kwargs={"max_gen_toks": 4},
-        confirm_run_unsafe_code=True,
-    )
+    options: dict[str, Any] = {"model_args": {"method": "greedy"}, "gen_kwargs": {"max_gen_toks": 4}}
+    found = run(engine, list(data), data, limit=1, confirm_run_unsafe_code=True, **options)
     for name, task in TASKS.items():
         for column in task.columns:
             assert math.isfinite(found["results"][f"cocoa_{name}"][f"{column.metric},none"])
@@ -264,12 +241,8 @@ def test_every_task_runs(engine: CocoaEngine, data_files: dict[str, Path], monke
 def test_chat_templates_are_applied_as_hf_does(engine: CocoaEngine, hf: HFLM, data_files: dict[str, Path]) -> None:
     """The harness's ``apply_chat_template``: the same prompts and, decoding greedily, the same answers."""
     data = {"cocoa_nq": str(data_files["nq"]), "cocoa_truthfulqa_mc": str(data_files["truthfulqa_mc"])}
-    options: dict[str, Any] = {
-        "apply_chat_template": True,
-        "system_instruction": "Be brief.",
-        "limit": 2,
-        "gen_kwargs": {"max_gen_toks": 8},
-    }
+    options: dict[str, Any] = {"apply_chat_template": True, "system_instruction": "Be brief.", "limit": 2}
+    options["gen_kwargs"] = {"max_gen_toks": 8}
     ours = run(engine, ["cocoa_nq"], data, model_args={"method": "greedy"}, **options)
     manager = TaskManager(include_path=TASKS_PATH, include_defaults=False, metadata={"data": data})
     theirs = lm_eval.simple_evaluate(model=hf, tasks=["cocoa_nq"], task_manager=manager, bootstrap_iters=0, **options)

@@ -29,8 +29,7 @@ FRAMEWORK_ATTRIBUTES = {
 ENGINE_MODULES = {
     "cocoa_engine",
     "cocoa_engine.arguments",  # settings are checked as the engine's are
-    "cocoa_engine.cli.labelled",  # the commands `cocoa eval` and `cocoa judge` are plugins of the CLI
-    "cocoa_engine.cli.info",
+    "cocoa_engine.cli.info",  # the commands `cocoa eval` and `cocoa judge` are plugins of the CLI
     "cocoa_engine.cli.options",
     "cocoa_engine.cli.progress",
     "cocoa_engine.cli.score",  # which actors of Ray score too
@@ -42,7 +41,7 @@ ENGINE_MODULES = {
     "cocoa_engine.equations",
     "cocoa_engine.errors",
     "cocoa_engine.forks",  # locks that are free in a forked child
-    "cocoa_engine.free_memory",
+    "cocoa_engine.memory",
     "cocoa_engine.logs",
     "cocoa_engine.messages",
     "cocoa_engine.model.callables",  # types

@@ -18,11 +18,12 @@ from cocoa_engine.report import RiskReport
 from cocoa_integrations._shared.citations import with_lifts
 from cocoa_integrations._shared.limits import Limit, highest
 from cocoa_integrations._shared.logprobs import TokenLogprobs
+from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.tries import Tries
 from cocoa_integrations.judging import Judgement
 from cocoa_integrations.langchain import HallucinationRiskError, RiskCallbackHandler, max_risk, risk_gate
 from cocoa_integrations.langchain.agents import RiskMiddleware, RiskyToolCalls
-from cocoa_integrations.tool_calling.argument_risk import field_risks
+from cocoa_integrations.tool_calling import Plan, ToolRequest, parts_of_report
 from cocoa_integrations.tracing import Scoring
 from tests.helpers.engines import endless
 from tests.helpers.made_up_answers import generation
@@ -85,8 +86,8 @@ def test_the_middleware_stops(risk: float) -> None:
 @NOT_FINITE
 def test_a_tool_is_not_called(risk: float) -> None:
     answer = generation(('{"city": "', 0.1), ("Paris", risk), ('"}', 0.1))
-    arguments = field_risks(answer, endless())
-    city = arguments["$.city"].to_dict()
+    plan = Plan(ToolRequest.of(response_format={"type": "json_object"}), endless())
+    city = parts_of_report(answer, plan, Split("", 0, None, answer), [])["fields"]["$.city"].to_dict()
     json.dumps(city, allow_nan=False)
     assert city["risk"] is None
     call = {"name": "weather", "args": {"city": "Paris"}, "id": "1", "type": "tool_call"}

@@ -1,4 +1,4 @@
-"""The retries of both frameworks have the same options, in the same order, with the same defaults and descriptions."""
+"""Thresholds of answers, and retries, which have the same options in both frameworks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cocoa_engine.errors import HallucinationRiskError
+from cocoa_engine.errors import ConfigError, HallucinationRiskError
+from cocoa_integrations._shared.limits import Limit
 from cocoa_integrations._shared.tries import Measure, OnRisk, Tries
 from cocoa_integrations.langchain import with_citations, with_risk_retry
 from cocoa_integrations.llama_index import RiskCitationQueryEngine, RiskRetryQueryEngine
@@ -62,3 +63,89 @@ def test_an_answer_is_refused_if_no_attempt_is_below_the_threshold(
         assert gate is not None
         assert (gate.action, gate.value) == (on_risk, chosen)
         assert not any(risk is not None and risk < threshold for risk in risks)
+
+
+def test_without_a_number_the_threshold_is_that_of_the_report() -> None:
+    limit = Limit()
+    assert limit.reached(made_report([0.1, 0.7], threshold=0.6))
+    assert not limit.reached(made_report([0.1, 0.5], threshold=0.6))
+    assert limit.threshold_for(made_report([0.1], threshold=0.6)) == 0.6
+    assert not limit.reached(made_report([]))
+    with pytest.raises(ConfigError, match="has no threshold of risk"):
+        limit.reached(made_report([0.9]))
+    assert limit.error(made_report([0.1, 0.7], threshold=0.6)).threshold == 0.6
+
+
+def test_the_answer_as_a_whole() -> None:
+    limit = Limit(0.5, "answer_risk")
+    assert limit.reached(made_report([0.0], answer_risk=0.5))
+    assert not limit.reached(made_report([1.0], answer_risk=0.4))
+    assert "answer_risk of the answer is 0.5" in str(limit.error(made_report([0.0], answer_risk=0.5)))
+    assert Limit(None, "answer_risk").reached(made_report([0.0], answer_risk=0.8, answer_threshold=0.7))
+    with pytest.raises(ConfigError, match="no calibrator for answers"):
+        limit.reached(made_report([0.9]))
+
+
+def test_without_a_metric_the_risk_of_the_answer_is_compared_where_there_is_one() -> None:
+    limit, whole = Limit(), {"answer_risk": 0.75, "answer_threshold": 0.7}
+    assert limit.reached(made_report([0.1], threshold=0.6, **whole))
+    assert limit.error(made_report([0.1], threshold=0.6, **whole)).metric == "answer_risk"
+    assert not limit.reached(made_report([0.9], threshold=0.6, **{**whole, "answer_risk": 0.5}))
+    assert limit.value(made_report([0.9], threshold=0.6, **whole)) == 0.75
+    assert len(limit.risky(made_report([0.9, 0.1], threshold=0.6, **whole).spans)) == 1  # of spans, still by their own
+    assert limit.metric_for(made_report([0.9], threshold=0.6)) == "risk"
+    assert limit.error(made_report([0.9], threshold=0.6)).metric == "risk"
+    assert limit.reached(made_report([0.1], threshold=0.6, answer_risk=float("nan"), answer_threshold=0.7))
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [Limit(0.6), Limit(unit="claim"), Limit(metric="risk")],
+    ids=["threshold", "unit", "metric"],
+)
+def test_a_number_a_unit_or_a_metric_chooses_the_risk_of_spans(limit: Limit) -> None:
+    assert limit.metric == "risk"
+    assert not limit.reached(made_report([0.1], threshold=0.6, answer_risk=0.9, answer_threshold=0.7))
+
+
+def test_a_retry_is_compared_with_its_like_and_one_that_passes_is_chosen() -> None:
+    whole = {"threshold": 0.6, "answer_threshold": 0.7}
+    tries = Tries[str](retry_plan(None, 3, None))
+    tries.add("nothing", None)
+    tries.add("first", made_report([0.3], answer_risk=0.8, **whole))
+    tries.add("span", made_report([0.75], threshold=0.6))
+    assert tries.best()[0] == "first"
+    tries.add("lower", made_report([0.3], answer_risk=0.72, **whole))
+    assert tries.best()[0] == "lower"
+    assert tries.add("passes", made_report([0.5], threshold=0.6))
+    assert tries.best()[0] == "passes"
+
+
+@pytest.mark.parametrize("measure", [None, "max_risk", "mean_risk"])
+def test_risks_of_different_sources_are_not_ranked_under_a_number(measure: Any) -> None:
+    tries = Tries[str](retry_plan(0.3, 4, measure))
+    tries.add("not measured", made_report([float("nan")], risk_source="token_probability"))
+    tries.add("first", made_report([0.8]))
+    assert not tries.add("other source", made_report([0.4], risk_source="source_attention"))
+    assert tries.best()[0] == "first"
+    tries.add("lower", made_report([0.7]))
+    assert tries.best()[0] == "lower"
+    assert tries.add("passes", made_report([0.1], risk_source="source_attention"))  # the number is for every answer
+    assert tries.best()[0] == "passes"
+
+
+@pytest.mark.parametrize("metric", ["risk", "answer_risk"])
+@pytest.mark.parametrize("threshold", [-0.1, 1.05, 2.0])
+def test_a_number_outside_the_scale_is_refused(metric: Any, threshold: float) -> None:
+    with pytest.raises(ConfigError, match="metric='f_mlds'"):
+        Limit(threshold, metric)
+    Limit(abs(threshold), "f_mlds")
+
+
+def test_a_raw_mlds_is_compared_under_its_own_name() -> None:
+    raw = made_report([0.93], risk_source="f_mlds")
+    with pytest.raises(ConfigError, match="metric='f_mlds'"):
+        Limit(0.5).reached(raw)
+    assert Limit(0.5, "f_mlds").reached(raw)
+    with pytest.raises(ConfigError, match="no default threshold"):
+        Limit(None, "f_mlds")

@@ -1,4 +1,4 @@
-"""Calls are found in answers as models write them, whole, cut off, malformed, or still growing."""
+"""JSON and calls are found in answers as models write them, whole, cut off, malformed, or still growing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cocoa_integrations._shared.reasoning import ReasoningSplitter
 from cocoa_integrations.chat_service.local import GrowingAnswer
 from cocoa_integrations.tool_calling.formats import HERMES, LLAMA, MISTRAL, CallFormat
-from cocoa_integrations.tool_calling.reading import Reading, read
+from cocoa_integrations.tool_calling.reading import MAX_DEPTH, Reading, field_offsets, read
 
 NAMES = ("weather", "add")
 WEATHER = '{"name": "weather", "arguments": {"city": "Lyon", "days": 3}}'
@@ -288,3 +288,55 @@ def test_nothing_is_called_before_the_answer_begins(style: CallFormat) -> None:
 def test_a_second_call_is_an_error_where_one_was_allowed() -> None:
     reading = read(f"<tool_call>{WEATHER}</tool_call><tool_call>{ADD}</tool_call>", HERMES, NAMES, several=False)
     assert calls_of(reading) == [WEATHER_CALL, (*ADD_CALL[:2], "only one call was allowed")]
+
+
+TEXT = '{"person": {"name": "Zoë \\"Z\\"", "age": 42}, "items": [{"name": "tea"}, [1, null], ""], "it\'s": true}'
+
+
+def texts(text: str) -> dict[str, str]:
+    return {path: text[start:end] for path, (start, end) in field_offsets(text).items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            TEXT,
+            {
+                "$.person": '{"name": "Zoë \\"Z\\"", "age": 42}',
+                "$.person.name": 'Zoë \\"Z\\"',
+                "$.person.age": "42",
+                "$.items": '[{"name": "tea"}, [1, null], ""]',
+                "$.items[0]": '{"name": "tea"}',
+                "$.items[0].name": "tea",
+                "$.items[1]": "[1, null]",
+                "$.items[1][0]": "1",
+                "$.items[1][1]": "null",
+                "$.items[2]": '""',
+                "$['it\\'s']": "true",
+            },
+        ),
+        (' [1, "a"] ', {"$[0]": "1", "$[1]": "a"}),
+        (' "a" ', {"$": "a"}),
+        *((text, {}) for text in ("{}", "no JSON", "")),
+        ('{"a b": {"c": 1}}', {"$['a b']": '{"c": 1}', "$['a b'].c": "1"}),
+    ],
+)
+def test_every_value_has_its_path_and_its_place(text: str, expected: dict[str, str]) -> None:
+    assert texts(text) == expected
+
+
+def test_a_text_that_was_cut_off_has_its_complete_values() -> None:
+    whole = field_offsets(TEXT)
+    for end in range(len(TEXT)):
+        cut = field_offsets(TEXT[:end])
+        assert cut.items() <= whole.items()
+        assert cut.keys() >= {path for path, (_, last) in whole.items() if last < end - 2}
+    assert texts('{"a": {"b": 1, "c": "x') == {"$.a.b": "1"}
+
+
+def test_deep_nesting_ends_somewhere() -> None:
+    assert len(field_offsets("[" * 5000)) == 0
+    deep = "[" * 200 + "]" * 200
+    assert len(json.loads(deep)) == 1
+    assert len(field_offsets(deep)) == MAX_DEPTH

@@ -1,15 +1,16 @@
-"""Python's garbage collector during imports."""
+"""Python's garbage collector during imports, and memory that was freed."""
 
 from __future__ import annotations
 
 import gc
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from cocoa_engine.garbage import OF_COMMANDS, collector_paused
+from cocoa_engine.memory import OF_COMMANDS, collector_paused, release_free_memory
 from tests.helpers.processes import LIMIT
 
 
@@ -20,24 +21,19 @@ def as_before() -> Iterator[None]:
     (gc.enable if was_on else gc.disable)()
 
 
-def test_it_is_off_meanwhile_and_on_afterwards() -> None:
+def test_it_is_off_meanwhile_and_then_as_before() -> None:
     gc.enable()
-    with collector_paused():
-        assert not gc.isenabled()
+
+    @collector_paused()
+    def imported() -> None:
         with collector_paused():
             assert not gc.isenabled()
         assert not gc.isenabled()
-    assert gc.isenabled()
-
-
-def test_it_is_on_after_an_error() -> None:
-    gc.enable()
-    with pytest.raises(ImportError), collector_paused():
         raise ImportError
+
+    with pytest.raises(ImportError):
+        imported()
     assert gc.isenabled()
-
-
-def test_one_that_is_off_stays_off() -> None:
     gc.disable()
     with collector_paused():
         pass
@@ -46,7 +42,7 @@ def test_one_that_is_off_stays_off() -> None:
 
 PROGRAM = """
 import gc
-from cocoa_engine.garbage import collector_paused
+from cocoa_engine.memory import collector_paused
 frozen = {frozen}
 if frozen:
     gc.freeze()
@@ -72,3 +68,40 @@ def test_commands_collect_seldom() -> None:
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=LIMIT)
     printed = done.stdout
     assert printed.splitlines()[-1] == str(OF_COMMANDS)
+
+
+FREED = """
+from pathlib import Path
+from cocoa_engine.memory import release_free_memory
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+kept, freed = [], []
+for _ in range(20_000):  # pieces of 4 kB that are not at the end of the heap
+    freed.append(bytearray(4000))
+    kept.append(bytearray(60))
+before = resident()
+freed.clear()
+held = resident()
+assert release_free_memory()
+print(before - held, held - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_what_was_freed_goes_back() -> None:
+    run = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True, timeout=LIMIT)
+    without, more = map(int, run.stdout.split())
+    assert without < 20_000_000 < more
+
+
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
+    assert not release_free_memory()
+
+    def windows(_: None) -> None:
+        raise TypeError("bad argument type")
+
+    monkeypatch.setattr("ctypes.CDLL", windows)
+    assert not release_free_memory()

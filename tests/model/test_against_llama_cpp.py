@@ -1,4 +1,4 @@
-"""The quick part of the conformance suite ``templates``."""
+"""Templates and vocabularies of llama.cpp, where `make conformance` has unpacked them: the quick part of that suite."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import pytest
 
 from tests.conformance.templates import FOLDER, compared, forged
 from tests.conformance.tools import OMITTED, source_if_there
+from tests.conformance.vocabularies import check, folder_of
 
 pytestmark = pytest.mark.slow
+
+READ = ("gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2", "qwen35", "refact", "starcoder")
+REFUSED = ("bert-bge", "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4")
 
 
 def test_templates_are_rendered_as_transformers_does() -> None:
@@ -23,3 +27,11 @@ def test_no_text_makes_a_control_token() -> None:
     attempts = list(forged(source_if_there("llama-cpp-python") / FOLDER, each=False))
     assert len(attempts) > 400
     assert [(name, kind) for name, kind, _, made in attempts if made] == []
+
+
+@pytest.mark.parametrize("name", [*READ, *REFUSED])
+def test_a_vocabulary_has_the_ids_of_llama_cpp(name: str) -> None:
+    """Read as llama.cpp reads it, or refused."""
+    compared_texts = check(folder_of(source_if_there("llama-cpp-python")) / f"ggml-vocab-{name}.gguf")
+    assert (compared_texts is None) == (name in REFUSED)
+    assert compared_texts is None or compared_texts >= 47

@@ -41,9 +41,7 @@ class Work:
     Attributes:
         capture: the hidden states to capture. Only steps with the same spec share a pass.
         paths: what the step feeds; `None` to feed the prompt.
-        first: the result for a prompt: the logits ``[V]`` after it.
-        output: the result for a step.
-        error: the error that the pass raised, if any.
+        first: the result for a prompt: the logits ``[V]`` after it. That for a step is ``output``.
         dropped: whether the caller was interrupted or cancelled, and has stopped waiting.
         in_pass: whether it is part of the pass that is running now.
         owner: wakes the caller; set by :meth:`Scheduler.feed`.
@@ -116,13 +114,9 @@ class Scheduler:
         cancellation: Cancellation | None = None,
         owner: object = None,
     ) -> bool:
-        """Take a batch slot, and wait for one if none is free. Release it with :meth:`leave`.
+        """Take a batch slot for an owner, and wait for one if none is free. Release it with :meth:`leave`.
 
-        Args:
-            wait: whether to wait for a slot. Without it, the result is whether one was free.
-            may_refuse: whether to raise an error if the queue is full.
-            cancellation: stops the wait.
-            owner: for whom the slot is. Owners take turns.
+        Without ``wait``, the result is whether one was free. Without ``may_refuse``, a full queue is no error.
 
         Raises:
             EngineBusyError: the queue is full.

@@ -39,7 +39,7 @@ def calls_waiting(engine: CocoaEngine) -> int:
 
 def open_sequences(engine: CocoaEngine) -> int:
     """How many sequences have keys and values in the backend's memory."""
-    return len(backend_inside(engine)._open)
+    return len(backend_inside(engine).open_trees)
 
 
 def prefixes_of(engine: CocoaEngine) -> PrefixCache:

@@ -29,19 +29,7 @@ from cocoa_engine.model.light_model import LightModel
 from cocoa_engine.model.weight_identity import WeightFingerprint, weight_fingerprint
 from cocoa_engine.runtime import Runtime
 
-__all__ = [
-    "KINDS",
-    "Backend",
-    "Chosen",
-    "FeedRequest",
-    "Path",
-    "ReadBack",
-    "StepOutput",
-    "TokenTree",
-    "build",
-    "choose",
-    "state_of",
-]
+__all__ = ["Backend", "FeedRequest", "Path", "ReadBack", "StepOutput", "TokenTree", "build", "choose", "state_of"]
 
 logger = safe_logger(__name__)
 

@@ -211,7 +211,24 @@ class SharedTree(TokenTree):
             self.twin.commit(path, keep_rest=keep_rest)
 
     def close(self) -> None:
-        self.backend.closed(self)
+        """Free the slots. The prefix cache may keep the keys and values for later prompts."""
+        backend = self.backend
+        with backend.lock:
+            if self not in backend.open_trees:
+                return
+            backend.open_trees.discard(self)
+        token_ids = self.token_ids[: min(self.used, self.committed)]  # the prompt may have been fed only in part
+        self.used = 0  # first, so that other threads never see used slots in the empty store
+        store, self.store = self.store, KeyValues(0, 0)
+        try:
+            backend.prefixes.keep(token_ids, store, given=not backend.forward.pools_stores)
+        except (MemoryError, RuntimeError) as fault:  # torch.OutOfMemoryError is a RuntimeError
+            logger.debug("no memory for a copy of %d tokens' keys and values: %s", len(token_ids), fault)
+        finally:
+            backend.forward.release(store)
+            if self.twin is not None:
+                store, self.twin.store = self.twin.store, KeyValues(0, 0)
+                backend.forward.release(store)
 
 
 class SharedCache(Backend[SharedTree]):
@@ -226,9 +243,9 @@ class SharedCache(Backend[SharedTree]):
         self.native, self.cost_of_a_row = forward.native, forward.cost_of_a_row
         self.masks_heads = forward.masks_heads
         self.prefixes = PrefixCache(0 if forward.whole_prompts else prefix_cache_bytes)
-        self._open: weakref.WeakSet[SharedTree] = weakref.WeakSet()
+        self.open_trees: weakref.WeakSet[SharedTree] = weakref.WeakSet()
         # of the set and its stores; re-entrant, because garbage collection may close a tree in this thread
-        self._lock = free_in_child(threading.RLock())
+        self.lock = free_in_child(threading.RLock())
 
     @property
     def forward_name(self) -> str:
@@ -241,28 +258,9 @@ class SharedCache(Backend[SharedTree]):
         if capture.masked:
             for tree, prompt in zip(trees, prompts, strict=True):
                 tree.twin = SharedTree(self, prompt, self.forward.new_store(len(prompt) + reserve_tokens), capture)
-        with self._lock:
-            self._open.update(trees)
+        with self.lock:
+            self.open_trees.update(trees)
         return trees
-
-    def closed(self, tree: SharedTree) -> None:
-        """Free a tree's slots. The prefix cache may keep its keys and values for later prompts."""
-        with self._lock:
-            if tree not in self._open:
-                return
-            self._open.discard(tree)
-        known = tree.token_ids[: min(tree.used, tree.committed)]  # the prompt may have been fed only in part
-        tree.used = 0  # first, so that other threads never see used slots in the empty store
-        store, tree.store = tree.store, KeyValues(0, 0)
-        try:
-            self.prefixes.keep(known, store, given=not self.forward.pools_stores)
-        except (MemoryError, RuntimeError) as fault:  # torch.OutOfMemoryError is a RuntimeError
-            logger.debug("no memory for a copy of %d tokens' keys and values: %s", len(known), fault)
-        finally:
-            self.forward.release(store)
-            if tree.twin is not None:
-                store, tree.twin.store = tree.twin.store, KeyValues(0, 0)
-                self.forward.release(store)
 
     def prefill_some(self, tree: SharedTree, max_tokens: int | None = None) -> Tensor | None:
         with self.model.exclusive():
@@ -297,8 +295,8 @@ class SharedCache(Backend[SharedTree]):
         prompt = tree.token_ids[:-1]
         found = self.prefixes.longest(prompt) if start == 0 else None
         best, length = found if found is not None else (None, start + SHORTEST - 1)
-        with self._lock:  # held until the copy is done, because a released store may be reused at once
-            for other in list(self._open):
+        with self.lock:  # held until the copy is done, because a released store may be reused at once
+            for other in list(self.open_trees):
                 store = other.store
                 shared = min(common_length(other.token_ids, prompt), other.used)
                 if other is not tree and shared > length:
@@ -309,13 +307,6 @@ class SharedCache(Backend[SharedTree]):
                 tree.cached_tokens += length - start
 
     def step(self, requests: Sequence[tuple[SharedTree, FeedRequest]]) -> list[StepOutput]:
-        size = self.max_sequences or len(requests)
-        outputs: list[StepOutput] = []
-        for first in range(0, len(requests), size):
-            outputs += self._step(requests[first : first + size])
-        return outputs
-
-    def _step(self, requests: Sequence[tuple[SharedTree, FeedRequest]]) -> list[StepOutput]:
         rows = [*requests, *((tree.twin, asked) for tree, asked in requests if tree.twin is not None)]
         with self.forward.exclusive():
             segments = [tree.segment(asked) for tree, asked in rows]

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -191,11 +190,8 @@ class Segment:
     def mask(self, window: int | None, repeats: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         """Additive mask ``[repeats * width, end]``: 0 for visible slots, the dtype's lowest finite number for others.
 
-        ``None`` if every token sees all slots. The mask has no -inf, because the softmax of a row of -inf is NaN.
-
-        Args:
-            window: size of the layer's sliding window, if it has one.
-            repeats: number of times the rows are repeated, for query heads folded into the query's length.
+        ``None`` if every token sees all slots. The mask has no -inf, because the softmax of a row of -inf is NaN. Rows
+        repeat for query heads that are folded into the query's length.
         """
         window = window if window is not None and self.end > window else None
         key = (window, repeats, dtype, device)
@@ -223,22 +219,31 @@ class Segment:
         """
         if window is not None and self.end > window:
             return self.mask(window, 1, torch.float32, torch.device("cpu")), 0
-        return self._hidden_tail, self.committed
+        hidden = self._hidden_tail
+        return None if hidden is None else hidden.cpu(), self.committed
 
     @cached_property
     def _hidden_tail(self) -> Tensor | None:
-        """The mask ``[width, end - committed]`` of the uncommitted slots, float32 on the CPU, without windows."""
+        """The mask ``[width, end - committed]`` of the uncommitted slots, float32, without windows."""
         if self.is_chain and self.width == 1:
             return None
-        mask = np.full((self.width, self.end - self.committed), np.finfo(np.float32).min, dtype=np.float32)
-        row = 0
+        lowest, tail = torch.finfo(torch.float32).min, self.end - self.committed
+        first = self.start - self.committed
+        if len(self.chains) == self.width:  # leaves; lists are the fastest way for few of them
+            rows = [[lowest] * tail for _ in self.chains]
+            for number, (row, (slots, _)) in enumerate(zip(rows, self.chains, strict=True)):
+                row[first + number] = 0.0
+                for slot in slots:
+                    row[slot - self.committed] = 0.0
+            return torch.tensor(rows, dtype=torch.float32)
+        mask, start = torch.full((self.width, tail), lowest, dtype=torch.float32), 0
         for slots, length in self.chains:
-            mask[row : row + length, [slot - self.committed for slot in slots]] = 0
-            first = self.start - self.committed + row
-            for end in range(first + 1, first + length + 1):
-                mask[row, first:end] = 0
-                row += 1
-        return torch.from_numpy(mask)
+            chain = mask[start : start + length]
+            chain[:, [slot - self.committed for slot in slots]] = 0
+            own = slice(first + start, first + start + length)
+            chain[:, own] = chain[:, own].triu(1)
+            start += length
+        return mask
 
 
 class StepOutput(NamedTuple):
@@ -311,9 +316,6 @@ class Forward(ABC):
     def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> StepOutput:
         """Run the tokens of all segments, in order.
 
-        Its ``masses`` have a column for each passage of the segment with the most.
-
-        Args:
-            capture: the hidden states to return. ``None`` (for a prompt, one segment) returns no hidden states, and
-                logits of the last token only, ``[1, V]``.
+        Without ``capture`` (for a prompt, one segment), no hidden states are returned, and logits of the last token
+        only, ``[1, V]``. The ``masses`` have a column for each passage of the segment with the most.
         """

@@ -28,9 +28,8 @@ def decoder_layer(
 ) -> operators.DecoderLayer:
     """One layer as the kernels read it.
 
-    Args:
-        norms: the weights before attention, of queries, of keys and before the MLP, float32 on the CPU.
-        linears: query, key and value together; the output of attention; gate and up together; down.
+    Its norms are before attention, of queries, of keys and before the MLP. Its linear layers are query, key and value
+    together; the output of attention; gate and up together; down.
     """
     layer = operators.DecoderLayer(*map(_address, norms), *(each.joined for each in linears), windowed)
     layer.memory = norms, linears
@@ -95,15 +94,10 @@ class KernelLayers:
     def __call__(
         self, x: Tensor, cos: Tensor, sin: Tensor, leaves: Sequence[operators.Leaves], capture: CaptureSpec | None
     ) -> tuple[Tensor, Tensor | None, list[Tensor], Tensor | None]:
-        """Run the layers and write the tokens' keys and values.
+        """Run the layers over ``[T, d]``, whose memory is overwritten, and write the tokens' keys and values.
 
-        Args:
-            x: ``[T, d]``, at most :data:`MAX_ROWS` tokens. Its memory is overwritten.
-            cos, sin: ``[T, head_dim]``; ``sin`` carries the sign of rotate_half. All three are contiguous float32.
-
-        Returns:
-            As of :meth:`Lean.decode`; and the attention on the source and the passages, ``[T, 1 + P]``, or ``None`` if
-            it was not requested.
+        All tensors are contiguous float32. The result is that of :meth:`Lean.decode`; and the attention on the source
+        and the passages, ``[T, 1 + P]``, or ``None`` if it was not requested.
         """
         after_norm, columns = self.count + 1, max(each.range_count for each in leaves)
         requested, early, heads = list[int](), list[int](), tuple[tuple[int, int], ...]()

@@ -16,20 +16,11 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
 from cocoa_engine.cancellation import check_current
+from cocoa_engine.execution.forward import linears
 from cocoa_engine.execution.forward.attention import attend_all, write_all
 from cocoa_engine.execution.forward.base import Forward, Segment, StepOutput
 from cocoa_engine.execution.forward.kernel_layers import KernelLayers, decoder_layer
-from cocoa_engine.execution.forward.linears import (
-    Activation,
-    FastLinear,
-    LinearBackend,
-    by_kernels,
-    cost_of_a_row,
-    fast_experts,
-    fast_linear,
-    gated,
-    is_plain,
-)
+from cocoa_engine.execution.forward.linears import Activation, FastLinear, LinearBackend
 from cocoa_engine.execution.forward.source_attention import of_segments
 from cocoa_engine.execution.native.operators import can_multiply, is_readable, unpack
 from cocoa_engine.model import experts, light_model
@@ -38,17 +29,9 @@ from cocoa_engine.model.configs import Windows
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
-FAMILY = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Phi3ForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-    "Gemma2ForCausalLM",
-    "Gemma3ForCausalLM",
-    "GraniteForCausalLM",
-    "Olmo2ForCausalLM",
+FAMILY = tuple(
+    f"{name}ForCausalLM"
+    for name in ("Llama", "Mistral", "Phi3", "Qwen2", "Qwen3", "Qwen3Moe", "Gemma2", "Gemma3", "Granite", "Olmo2")
 )
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # cos and sin depend on the position alone
 _IDLE_HOOKS = (
@@ -74,7 +57,7 @@ class Mlp(NamedTuple):
     activation: Activation
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(gated(self.gate_up(x), self.activation))
+        return self.down(linears.gated(self.gate_up(x), self.activation))
 
 
 class Mixture(NamedTuple):
@@ -131,8 +114,8 @@ class Lean(Forward):
             raise NotImplementedError(obstacle)
         config, decoder = model.config, model.decoder
         self.windows = Windows(config)
-        self.native = by_kernels(linear_backend)
-        self.cost_of_a_row = cost_of_a_row(model.model, linear_backend)
+        self.native = linears.by_kernels(linear_backend)
+        self.cost_of_a_row = linears.cost_of_a_row(model.model, linear_backend)
         attention: Any = model.layers[0].self_attn
         self.head_dim = int(attention.head_dim)
         if hasattr(attention, "qkv_proj"):
@@ -154,7 +137,7 @@ class Lean(Forward):
         self.logits_scale = float(getattr(config, "logits_scaling", 1.0))
         self.logits_cap: float | None = getattr(config, "final_logit_softcapping", None)
         self.norm = cast(Tensor, _norm_weight(decoder.norm))
-        self.head = fast_linear([model.model.get_output_embeddings()], linear_backend)
+        self.head = linears.fast_linear([model.model.get_output_embeddings()], linear_backend)
         self.layers = [_layer(layer, linear_backend, self.activation) for layer in model.layers]
         rotary = cast(nn.Module, decoder.rotary_emb)
         self.local_rotary = _RotaryTable(rotary, self.norm, _LOCAL) if hasattr(rotary, f"{_LOCAL}_inv_freq") else None
@@ -204,11 +187,7 @@ class Lean(Forward):
         capture: CaptureSpec | None,
         local: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """Run all layers over T tokens.
-
-        Args:
-            cos, sin: ``[T, head_dim]``; ``sin`` carries the sign of rotate_half.
-            local: both for windowed layers, if these have their own.
+        """Run all layers over T tokens. ``local`` holds cos and sin for windowed layers, if these have their own.
 
         Returns:
             The last layer's states after the norm, ``[T, d]``; the requested states, ``[N + 1, T, d]`` float32, or
@@ -277,10 +256,10 @@ class Lean(Forward):
             mlp, norms = layer.mlp, (layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm)
             if norms[0] is None or norms[3] is None or layer.attention_after is not None or isinstance(mlp, Mixture):
                 return None
-            linears = [part.native for part in (layer.qkv, layer.out, mlp.gate_up, mlp.down) if part.native]
-            if len(linears) < 4 or not all(norm is None or is_readable(norm) for norm in norms):
+            parts = [part.native for part in (layer.qkv, layer.out, mlp.gate_up, mlp.down) if part.native]
+            if len(parts) < 4 or not all(norm is None or is_readable(norm) for norm in norms):
                 return None
-            layers.append(decoder_layer(norms, linears, self.windows[number] is not None))
+            layers.append(decoder_layer(norms, parts, self.windows[number] is not None))
             widths.add((layer.qkv.total, mlp.gate_up.total // 2))
         (width, inner), *others = widths
         if others or width != (self.heads + 2 * self.kv_heads) * self.head_dim:
@@ -315,7 +294,7 @@ def lean_obstacle(model: LanguageModel) -> str | None:
         known = _is_known(module, ("transformers.models.", "transformers.activations", "torch.nn."))
         if not known and type(module) not in experts.OWN:
             return f"it has an unknown module, {type(module).__name__}"
-        if isinstance(module, nn.Linear) and not is_plain(module):
+        if isinstance(module, nn.Linear) and not linears.is_plain(module):
             return "its linear layers are adapted or quantised"
         if (why := experts.obstacle(module)) is not None:
             return why
@@ -347,7 +326,7 @@ def _norm_weight(norm: Any) -> Tensor | None:
 
 def _layer(layer: Any, linear_backend: LinearBackend, activation: Activation) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
-    linear = partial(fast_linear, linear_backend=linear_backend)
+    linear = partial(linears.fast_linear, linear_backend=linear_backend)
     after_attention = getattr(layer, "post_attention_layernorm", None)
     before_mlp, after_mlp = (getattr(layer, f"{where}_feedforward_layernorm", None) for where in ("pre", "post"))
     if after_mlp is None:  # Llama's norm before the second part has the name of a norm after the first
@@ -359,7 +338,7 @@ def _layer(layer: Any, linear_backend: LinearBackend, activation: Activation) ->
         gate_up = [] if hasattr(mlp, "experts") else [mlp.gate_proj, mlp.up_proj]
     experts_of: Any = None if gate_up else mlp.experts
     if not gate_up and mlp.gate.weight.device.type == "cpu":
-        experts_of = fast_experts(experts_of, activation, linear_backend)
+        experts_of = linears.fast_experts(experts_of, activation, linear_backend)
     return Layer(
         attention_norm=_norm_weight(getattr(layer, "input_layernorm", None)),
         qkv=linear(qkv),

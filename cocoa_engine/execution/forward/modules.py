@@ -10,17 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from cocoa_engine.execution.forward import linears
 from cocoa_engine.execution.forward.attention import attend_all, write_all
 from cocoa_engine.execution.forward.base import Forward, Segment, StepOutput
-from cocoa_engine.execution.forward.linears import (
-    FastLinear,
-    LinearBackend,
-    by_kernels,
-    cost_of_a_row,
-    fast_experts,
-    fast_linear,
-    is_plain,
-)
+from cocoa_engine.execution.forward.linears import FastLinear, LinearBackend
 from cocoa_engine.execution.forward.source_attention import observed_attention, of_segments, replaced_attention
 from cocoa_engine.model import hidden_states
 from cocoa_engine.model.configs import Windows, frequencies_of
@@ -47,16 +40,16 @@ class Modules(Forward):
         self.whole_prompts = frequencies_of(model.config) is not None
         # the longest sequence would set the frequencies of all; without masked heads, a mask separates one's branches
         self.max_sequences = 1 if self.whole_prompts or not self.masks_heads else None
-        self.native = by_kernels(linear_backend)
-        self.cost_of_a_row = cost_of_a_row(model.model, linear_backend)
+        self.native = linears.by_kernels(linear_backend)
+        self.cost_of_a_row = linears.cost_of_a_row(model.model, linear_backend)
         modules = list(model.model.modules())
-        layers = [module for module in modules if linear_backend != "stock" and is_plain(module)]
+        layers = [module for module in modules if linear_backend != "stock" and linears.is_plain(module)]
         self._forwards: list[tuple[nn.Module, Callable[..., Tensor]]] = [
-            (layer, _forward_of(fast_linear([layer], linear_backend))) for layer in layers
+            (layer, _forward_of(linears.fast_linear([layer], linear_backend))) for layer in layers
         ]
         if linear_backend == "native":
             mixtures = [module for module in modules if type(module) is SeparateExperts and are_experts(module)]
-            self._forwards += [(each, fast_experts(each, each.act_fn, linear_backend)) for each in mixtures]
+            self._forwards += [(each, linears.fast_experts(each, each.act_fn, linear_backend)) for each in mixtures]
 
     def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> StepOutput:
         has_run = False

@@ -39,12 +39,10 @@ def attention_weights(
     """The attention of W tokens on S slots in some heads of one layer: ``[len(heads), W, S]`` float32.
 
     Args:
-        query: ``[heads, W, head_dim]``, of all heads of the layer.
-        keys: ``[kv_heads, S, head_dim]``.
+        query: ``[heads, W, head_dim]``, of all heads of the layer; keys are ``[kv_heads, S, head_dim]``.
         visible: additive mask ``[W, S]``, or ``[len(heads), W, S]``; `None` if every token sees all slots.
         softcap: c in c * tanh(score / c), as in Gemma 2.
-        sinks: ``[heads]``, the scores of the heads' attention sinks, which take their share, as in gpt-oss; or
-            ``[heads, W, 1]``, those of each token.
+        sinks: scores of attention sinks, which take their share, as in gpt-oss: ``[heads]``, or ``[heads, W, 1]``.
     """
     groups = query.shape[0] // keys.shape[0]
     # one product for each head, because a batch of them would need a copy of the keys
@@ -117,12 +115,7 @@ def of_segments(probes: Sequence[tuple[SourceProbe | None, int]]) -> Tensor | No
     return torch.cat(rows)
 
 
-class _Current(threading.local):
-    attention: Callable[..., Any] | None = None
-    makes_masks = True
-
-
-_current = _Current()
+_current = threading.local()  # the function, and whether masks are made, in a thread that runs a pass
 
 
 @contextmanager
@@ -133,12 +126,12 @@ def replaced_attention(model: LanguageModel, attention: Callable[..., Any], *, m
     Transformers makes the masks that it is given if ``makes_masks`` is set. Hold the model's lock.
     """
     original = model.config._attn_implementation
-    _current.attention, _current.makes_masks = attention, makes_masks
+    _current.replaced = attention, makes_masks
     model.config._attn_implementation = _registered(original)
     try:
         yield
     finally:
-        _current.attention, _current.makes_masks = None, True
+        del _current.replaced
         model.config._attn_implementation = original
 
 
@@ -151,11 +144,13 @@ def _registered(original: str) -> str:
 
     def attention(module: nn.Module, *args: Any, **options: Any) -> Any:
         eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-        usual, run = ALL_ATTENTION_FUNCTIONS.get_interface(original, eager), _current.attention
+        usual = ALL_ATTENTION_FUNCTIONS.get_interface(original, eager)
+        run, _ = getattr(_current, "replaced", (None, True))
         return usual(module, *args, **options) if run is None else run(usual, module, *args, **options)
 
     def mask(*args: Any, **options: Any) -> Any:
-        return ALL_MASK_ATTENTION_FUNCTIONS[original](*args, **options) if _current.makes_masks else None
+        _, makes_masks = getattr(_current, "replaced", (None, True))
+        return ALL_MASK_ATTENTION_FUNCTIONS[original](*args, **options) if makes_masks else None
 
     name = f"cocoa_{original}"
     AttentionInterface.register(name, attention)
@@ -221,12 +216,8 @@ def observer(probe: SourceProbe, rows: int, length: int) -> Callable[..., Any]:
 def observed_attention(model: LanguageModel, probe: SourceProbe | None, rows: int, length: int) -> Iterator[None]:
     """Measure the source attention of the pass over one sequence that this thread runs inside the context.
 
-    Nothing is measured in layers that do not use transformers' ``AttentionInterface``. Hold the model's lock.
-
-    Args:
-        probe: adds up what is measured; `None` to measure nothing.
-        rows: the number of tokens at the end of the pass that are measured.
-        length: the number of tokens of the sequence, those of the cache included.
+    Nothing is measured in layers that do not use transformers' ``AttentionInterface``. Hold the model's lock. The last
+    ``rows`` tokens are measured; ``length`` is the number of all tokens, those of the cache included.
     """
     model.whole()  # whose modules are observed
     if probe is None or getattr(model.config, "_attn_implementation", None) is None:

@@ -164,10 +164,7 @@ def _kept(library: Path) -> ctypes.CDLL | None:
     """Load a library, if it is there, only this user can have written it, and it is as it was built.
 
     It is checked and loaded through one descriptor: what another file in its place has is not loaded. Loading a
-    shortened file would end the process (SIGBUS).
-
-    Raises:
-        OSError: it cannot be loaded.
+    shortened file would end the process (SIGBUS). OSError: it cannot be loaded.
     """
     if not library.is_file():
         return None

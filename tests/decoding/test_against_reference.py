@@ -208,6 +208,7 @@ class Ban(LogitsProcessor):
         self.tokens = tokens
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert input_ids.shape[0] == scores.shape[0] == 1
         scores = scores.clone()
         scores[:, self.tokens] = -torch.inf
         return scores

@@ -130,6 +130,8 @@ def test_other_arguments(idle: CocoaEngine) -> None:
     for prompts in (None, 5):
         with pytest.raises(PromptError, match="takes a list of prompts"):
             idle.generate_batch(prompts)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):  # which concerns all prompts
+        idle.generate_batch(["a"], return_exceptions=True, max_new_tokens=0)
     for batch_size in (0, 1.5, "x", -1):
         with pytest.raises(ConfigError, match="batch_size"):
             idle.generate_batch(["Hello"], batch_size=batch_size)
@@ -190,9 +192,10 @@ def test_models_that_are_no_causal_lm(message: str) -> None:
 
 
 def test_the_fewest_layers_and_no_tokenizer() -> None:
-    CocoaEngine(tiny_model("llama", num_hidden_layers=3), tiny_tokenizer()).generate("a", max_new_tokens=3)
+    model = tiny_model("llama", num_hidden_layers=3)
+    CocoaEngine(model, tiny_tokenizer()).generate("a", max_new_tokens=3)
     with pytest.raises(UnsupportedModelError, match="the tokenizer is a NoneType"):
-        CocoaEngine(tiny_model("llama"), None)
+        CocoaEngine(model, None)
 
 
 def test_nan_logits_say_at_which_token() -> None:

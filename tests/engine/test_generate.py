@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from transformers import LogitsProcessor
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
 from cocoa_engine.execution import session
-from tests.helpers.alike import assert_alike
 from tests.helpers.hooks import hook_count
 from tests.helpers.in_threads import join, start
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -106,19 +103,6 @@ def test_prompts_as_token_ids_and_finish_reasons(engine: CocoaEngine) -> None:
     assert "<|im_end|>" not in eos.text
 
 
-def test_logits_processor_acts_on_every_branch(engine: CocoaEngine, answer: Generation) -> None:
-    banned = sorted({c.token_ids[-1] for span in answer.spans for c in span.candidates})
-
-    class Ban(LogitsProcessor):
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            assert input_ids.shape[0] == scores.shape[0] == 1
-            return scores.index_fill(1, torch.tensor(banned), -torch.inf)
-
-    out = engine.generate(QUESTION, max_new_tokens=24, logits_processor=[Ban()])
-    seen = {t for span in out.spans for item in (span, *span.candidates) for t in item.token_ids}
-    assert not seen & set(banned)
-
-
 def test_chat_applies_the_template(engine: CocoaEngine) -> None:
     text = engine.render_chat(MESSAGES)
     assert text.endswith("<|im_start|>assistant\n")
@@ -139,20 +123,6 @@ def test_score_of_text(engine: CocoaEngine) -> None:
     assert whole[-len(good.token_ids) :] == good.token_ids
 
 
-def test_threads_share_one_engine(engine: CocoaEngine) -> None:
-    prompts = ["The sea is", QUESTION, "One, two, three,", "My name is"]
-    alone = [engine.generate(prompt, max_new_tokens=8) for prompt in prompts]
-    suspended = engine.stream(QUESTION, max_new_tokens=24)
-    next(suspended)  # holds nothing that the others need
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        together = list(pool.map(lambda prompt: engine.generate(prompt, max_new_tokens=8), prompts))
-    for a, b in zip(together, alone, strict=True):
-        assert_alike(a, b)
-    assert [span.text for span in suspended]
-    assert suspended.generation is not None
-    assert_alike(suspended.generation, engine.generate(QUESTION, max_new_tokens=24))
-
-
 def test_a_stream_may_be_finished_by_another_thread_and_in_another_mode(engine: CocoaEngine) -> None:
     stream, other = (engine.stream(QUESTION, max_new_tokens=10) for _ in range(2))
     next(stream)
@@ -161,25 +131,6 @@ def test_a_stream_may_be_finished_by_another_thread_and_in_another_mode(engine: 
         next(other)
     list(other)
     assert stream.generation == other.generation == engine.generate(QUESTION, max_new_tokens=10)
-
-
-def test_a_stream_may_be_closed_while_another_thread_waits_for_it(engine: CocoaEngine) -> None:
-    inside, go_on = threading.Event(), threading.Event()
-
-    def wait(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        inside.set()
-        go_on.wait(60)
-        return scores
-
-    stream = engine.stream(QUESTION, max_new_tokens=24, gamma=1, logits_processor=wait)
-    seen: list[object] = []
-    worker = start(lambda: seen.extend(stream))
-    assert inside.wait(60)
-    stream.close()
-    go_on.set()
-    join([worker])
-    assert seen == []
-    assert stream.generation is None
 
 
 def test_the_model_is_left_as_it_was(engine: CocoaEngine) -> None:
@@ -202,7 +153,7 @@ def test_the_model_is_left_as_it_was(engine: CocoaEngine) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_model_in_training_mode_is_decoded_without_dropout(engine: CocoaEngine) -> None:
+def test_a_model_in_training_mode_is_decoded_without_dropout() -> None:
     model = tiny_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
     tiny = CocoaEngine(model, tiny_tokenizer())
     expected = tiny.generate("abc", max_new_tokens=12)
@@ -214,10 +165,7 @@ def test_a_model_in_training_mode_is_decoded_without_dropout(engine: CocoaEngine
     flags = [module.training for module in model.modules()]
     assert tiny.generate("abc", max_new_tokens=12) == expected
     assert [module.training for module in model.modules()] == flags
-
-
-def test_nor_with_dropout_where_a_pass_works_on_the_weights_alone() -> None:
-    model = tiny_model("llama", attention_dropout=0.5)
+    model = tiny_model("llama", attention_dropout=0.5)  # a pass works on its weights alone
     tiny = CocoaEngine(model, tiny_tokenizer())
     assert tiny.info().forward == "lean"
     expected = tiny.generate("abc", max_new_tokens=12)

@@ -28,7 +28,7 @@ from transformers import AutoConfig, GenerationConfig
 
 import cocoa_engine
 import cocoa_integrations
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation, RiskCalibrator, Runtime
+from cocoa_engine import CocoaConfig, CocoaEngine, RiskCalibrator, Runtime
 from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.cli.output import SafeConsole, describe_error, print_json, progress_console
 from cocoa_engine.decoding import matchers
@@ -78,17 +78,6 @@ def message_of(error: type[Exception], call: Callable[[], Any]) -> str:
     assert not any(character in printed for character in ESCAPE if not character.isprintable())
     assert all(len(line) <= SHORT for line in printed.splitlines())
     return message
-
-
-def test_one_prompt_with_a_lone_surrogate_leaves_the_others(tiny: CocoaEngine) -> None:
-    prompts = ["a", "b\ud800", "", "c"]
-    answers = tiny.generate_batch(prompts, return_exceptions=True, max_new_tokens=3)
-    assert [type(answer) for answer in answers] == [Generation, PromptError, PromptError, Generation]
-    assert answers[3].token_ids == tiny.generate("c", max_new_tokens=3).token_ids
-    with pytest.raises(PromptError, match="lone surrogate"):
-        tiny.generate_batch(prompts, max_new_tokens=3)
-    with pytest.raises(ConfigError):  # concerns all prompts
-        tiny.generate_batch(prompts, return_exceptions=True, max_new_tokens=0)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.execution.backends import Backend
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, are_spread, heads_of_model, source_heads
+from cocoa_engine.model.configs import attention_heads
 from cocoa_engine.model.language_model import dtype_name
 from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, embedded_calibrator
 from cocoa_engine.risk.fitted import threshold_of
@@ -214,7 +215,7 @@ class RiskPolicy:
         """Why the calibrator cannot be used with this model; `None` if it can."""
         model, probe = self._session.model, calibrator.probe
         layers = model.num_layers
-        heads, width = (getattr(model.config, name, None) or 0 for name in ("num_attention_heads", "hidden_size"))
+        heads, width = attention_heads(model.config) or 0, getattr(model.config, "hidden_size", None) or 0
         name, dtype = self._session.model_name, dtype_name(model)
         if any(layer >= layers or head >= heads for layer, head in calibrator.heads or ()):
             has = f"the model has {layers} layers of {heads} heads"

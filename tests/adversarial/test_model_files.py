@@ -25,7 +25,7 @@ from cocoa_engine import (
 )
 from cocoa_engine.execution.native import build
 from cocoa_engine.methods import retrieval_heads
-from cocoa_engine.methods.retrieval_heads import RetrievalHeads, known_heads
+from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model
 from cocoa_engine.model import gguf_tokenizer, weight_identity
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
@@ -133,12 +133,12 @@ def test_each_value_of_a_calibrator(tmp_path: Path) -> None:
     assert refused > 1000
 
 
-def test_retrieval_heads(tmp_path: Path) -> None:
+def test_retrieval_heads(tiny: CocoaEngine, tmp_path: Path) -> None:
     file = tmp_path / "heads.json"
 
     def heads() -> RetrievalHeads | None:
         retrieval_heads._read.cache_clear()
-        return known_heads(str(file), NUM_LAYERS, 4)
+        return heads_of_model(str(file), tiny.session.model)
 
     def is_right(found: RetrievalHeads) -> bool:
         rank = found.rank(0.3)
@@ -162,7 +162,7 @@ def test_broken_files_of_the_cache_are_as_good_as_none(
 
     def kept_heads() -> RetrievalHeads | None:
         retrieval_heads._read.cache_clear()
-        return known_heads(None, NUM_LAYERS, 4, tiny.session.model)
+        return heads_of_model(None, tiny.session.model)
 
     assert kept_heads() == RetrievalHeads.model_validate(HEADS)
     survives(file, broken_json(HEADS), kept_heads, lambda found: found is None or isinstance(found, RetrievalHeads))

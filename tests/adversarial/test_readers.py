@@ -53,7 +53,7 @@ WITHOUT = {
     "cocoa_engine/cli/app.py": "/dev/null, which it writes to",
     "cocoa_engine/confined.py": "files of /proc and /dev",
     "cocoa_engine/output_files.py": "files that it writes to",
-    "cocoa_engine/execution/backends/by_length.py": "its own place for keys and values, which it opens",
+    "cocoa_engine/execution/backends/unshared.py": "its own place for keys and values, which it opens",
     "cocoa_engine/rendering/html.py": "a file of the package",
     "cocoa_engine/lab/self_made.py": "a file of the package",
     "cocoa_engine/lab/timing.py": "/proc/cpuinfo",

@@ -59,6 +59,7 @@ def test_without_a_calibrator_it_is_the_least_probable_token(tiny: CocoaEngine) 
 def test_with_a_source_it_is_the_rank_of_the_source_attention(engine: CocoaEngine) -> None:
     plain = engine.without_calibrator()
     heads = heads_of_model(None, engine.session.model)
+    assert heads is not None
     prompt = "The lighthouse was built in 1874 by Marta Lindqvist.\nQuestion: Who built it?\nAnswer:"
     source = ["The lighthouse was built in 1874 by Marta Lindqvist."]
     answers = [

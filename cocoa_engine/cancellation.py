@@ -55,7 +55,11 @@ class Cancellation:
     def run(
         self, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Result:
-        """Call a function. Work in it that has no cancellation of its own, such as rendering, ends with this one."""
+        """Call a function. Work in it that has no cancellation of its own, such as rendering, ends with this one.
+
+        Raises:
+            RequestCancelledError: :meth:`cancel` was called before or during such work.
+        """
         before = _current.set(self)
         try:
             return function(*args, **kwargs)

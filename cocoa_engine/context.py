@@ -63,6 +63,9 @@ def context_lift(
             pass. This is required if logits processors, such as a repetition penalty, changed the answer's
             log-probabilities (``generation.processed``).
 
+    Returns:
+        The lift of each of ``generation.spans``.
+
     Raises:
         ConfigError: logits processors were applied to the answer, and ``with_context`` is not given.
         PromptError: a prompt is empty, or a prompt and the answer do not fit the context window.
@@ -150,7 +153,8 @@ def passage_attention(engine: CocoaEngine, generation: Generation, prompt: Promp
         source: the passages, as for :meth:`CocoaEngine.generate`.
 
     Returns:
-        For each of ``generation.spans`` its ``passage_attention``.
+        For each of ``generation.spans`` its ``passage_attention``: one value in [0, 1] for each passage; empty if the
+        model's retrieval heads are not known, or its attention cannot be seen.
 
     Raises:
         ConfigError: a passage is not in the prompt.

@@ -172,12 +172,20 @@ class RiskCalibrator(SettingsModel, Part):
         return None if self.span is None else self.model_copy(update={"answer": None, "closed_book": None})
 
     def risk(self, span: Span) -> float:
-        """The risk of a span, in [0, 1]: the estimated probability that a part of it is hallucinated."""
+        """The risk of a span, in [0, 1]: the estimated probability that a part of it is hallucinated.
+
+        Raises:
+            CalibrationError: the calibrator has no risk of spans, or a feature that it needs was not measured.
+        """
         fitted, features = self._of_span(span)
         return fitted(features)
 
     def answer_risk(self, generation: AnswerStatistics) -> float:
-        """The risk of an answer, in [0, 1]: the estimated probability that it is wrong as a whole."""
+        """The risk of an answer, in [0, 1]: the estimated probability that it is wrong as a whole.
+
+        Raises:
+            CalibrationError: the calibrator has no risk of answers, or a feature that it needs was not measured.
+        """
         fitted, features = self._of_answer(generation)
         return fitted(features)
 
@@ -199,18 +207,30 @@ class RiskCalibrator(SettingsModel, Part):
         return generation.model_copy(update=update)
 
     def for_answer(self, generation: AnswerStatistics) -> FittedRisk:
-        """The fitted risk that applies to an answer, by whether its prompt holds a passage."""
+        """The fitted risk that applies to an answer, by whether its prompt holds a passage.
+
+        Raises:
+            CalibrationError: the calibrator has no risk of answers.
+        """
         if self.answer is None:
             raise CalibrationError("this calibrator was fitted on spans: it has no risk of an answer as a whole.")
         return self.closed_book if self.closed_book is not None and generation.closed_book else self.answer
 
     def is_out_of_domain(self, span: Span) -> bool:
-        """Whether a span is unlike those that the calibrator was fitted on, so that its risk may be meaningless."""
+        """Whether a span is unlike those that the calibrator was fitted on, so that its risk may be meaningless.
+
+        Raises:
+            CalibrationError: the calibrator has no risk of spans, or a feature that it needs was not measured.
+        """
         fitted, features = self._of_span(span)
         return fitted.is_out_of_domain(features)
 
     def flags(self, span: Span) -> bool:
-        """Whether a span's risk reaches the threshold; a CalibrationError if none was chosen."""
+        """Whether a span's risk reaches the threshold.
+
+        Raises:
+            CalibrationError: no threshold was chosen, or the calibrator has no risk of spans.
+        """
         fitted, features = self._of_span(span)
         return fitted.flags(features)
 

@@ -337,7 +337,11 @@ class RiskyToolCalls:
         return {name: value for name, value in values.items() if reaches(value, threshold)}
 
     def threshold_for(self, report: RiskReport) -> float:
-        """The threshold that applies to the arguments of a report's tool calls."""
+        """The threshold that applies to the arguments of a report's tool calls.
+
+        Raises:
+            ConfigError: there is no default, or the risks of the answer are on another scale.
+        """
         threshold = self.limit.threshold_for(report)
         measured = report.risk_source == "calibrator" and report.model_name == MODEL_NAME
         return min(threshold, ARGUMENT_THRESHOLD) if measured and self.limit.threshold is None else threshold

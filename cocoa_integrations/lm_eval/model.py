@@ -246,7 +246,11 @@ class CocoaLM(TemplateLM):
         return [results[number] for number in range(len(requests))]
 
     def span_score(self, requests: Sequence[Any]) -> list[float]:
-        """The method's score of each continuation, taken as one span after its context."""
+        """The method's score of each continuation, taken as one span after its context.
+
+        The score is log p * (1 + alpha * MLDS) for CoCoA-SIG, and log p for greedy, where log p is by default the sum
+        over the tokens (``span_log_prob``).
+        """
         with tqdm(total=len(requests), desc="Running span_score requests") as bar:
             return [span.score for span in self.spans(requests, bar.update)]
 

@@ -1,16 +1,19 @@
-"""Apps on real sockets, in threads of this process."""
+"""Apps on real sockets, and a client of one, in threads of this process."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import uvicorn
 
-from tests.helpers.in_threads import join, start, wait_until
+from tests.helpers.in_threads import PATIENCE, join, start, wait_until
+from tests.helpers.served import CHAT
 
 # uvicorn's own configuration of logging closes all handlers. That of absl, which rouge_score imports, then closes the
 # stream that it was made with: the file in which pytest captures output.
@@ -18,11 +21,7 @@ OPTIONS: dict[str, Any] = {"port": 0, "log_config": None}
 
 
 class Listening:
-    """A server that runs in a thread.
-
-    Attributes:
-        url: its address.
-    """
+    """A server that runs in a thread."""
 
     def __init__(self, server: uvicorn.Server) -> None:
         self.server = server
@@ -52,3 +51,37 @@ def served(app: Any) -> Iterator[str]:
         yield server.url
     finally:
         server.stop()
+
+
+class Reader:
+    """Reads a streamed answer in a thread; the error is what the client's library raised."""
+
+    def __init__(self, url: str, body: dict[str, Any], **headers: str) -> None:
+        self.events: list[str] = []
+        self.status = 0
+        self.ended = False
+        self.error: Exception | None = None
+        self._stop = threading.Event()
+        self._thread = start(lambda: self._read(url, body, headers))
+
+    def _read(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> None:
+        try:
+            with httpx.stream("POST", url + CHAT, json=body, headers=headers, timeout=PATIENCE) as response:
+                self.status = response.status_code
+                for line in response.iter_lines():
+                    if line.startswith("data: "):
+                        self.events.append(line.removeprefix("data: "))
+                    if self._stop.is_set():
+                        return
+                self.ended = True
+        except Exception as error:
+            self.error = error
+
+    def leave(self) -> None:
+        """Close the connection."""
+        self._stop.set()
+        self.finish()
+
+    def finish(self) -> None:
+        """Wait for the end of the response."""
+        join([self._thread])

@@ -27,14 +27,9 @@ def tiny() -> Speaker:
 
 
 class Handle:
-    """Hands requests to one replica in this process, and loses it after some messages.
+    """Hands requests to one replica in this process, and notes their sessions.
 
-    Attributes:
-        sessions: the sessions that were asked for.
-
-    Args:
-        replica: the replica.
-        *lost_after: for each attempt, the number of messages after which the replica ends.
+    It loses the replica after a number of messages, one number for each attempt.
     """
 
     def __init__(self, replica: Replica, *lost_after: int) -> None:

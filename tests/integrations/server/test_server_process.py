@@ -7,7 +7,6 @@ import gc
 import json
 import signal
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,6 +24,7 @@ from cocoa_integrations.server.process import DrainingServer, listening
 from cocoa_integrations.server.work import Call, EventStream
 from tests.helpers.in_threads import join, start, wait_until
 from tests.helpers.inside import assert_idle, sequences_running
+from tests.helpers.live_server import Reader
 from tests.helpers.reasoning_models import PLAIN
 from tests.helpers.served import CHAT, HELLO, PATIENCE, Gate, Speaker, gated, happens, joined, post, speaker
 from tests.helpers.server_process import server_process, serves
@@ -49,40 +49,24 @@ def gate(endless: Speaker) -> Iterator[Gate]:
         yield gate
 
 
-def read(url: str, body: dict[str, Any], lines: list[str]) -> threading.Thread:
-    """Read a response line by line in a thread; the last line is its status."""
-
-    def run() -> None:
-        with httpx.stream("POST", url + CHAT, json=body, timeout=PATIENCE) as response:
-            for line in response.iter_lines():
-                lines.append(line)
-            lines.append(str(response.status_code))
-
-    return start(run)
-
-
-def data(lines: list[str]) -> list[str]:
-    return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-
-
 @pytest.mark.slow
 def test_answers_that_run_end_and_no_others_begin(endless: Speaker, gate: Gate, listen: Callable[..., Any]) -> None:
     server = listen(create_app(endless))
-    lines: list[str] = []
-    reader = read(server.url, LONG, lines)
+    reader = Reader(server.url, LONG)
     gate.allow(20)
-    wait_until(lambda: len(data(lines)) > 1)
-    assert httpx.get(server.url + "/health", timeout=PATIENCE).status_code == 200
+    wait_until(lambda: len(reader.events) > 1)
+    assert serves(server.url)
     server.terminate()
-    health = httpx.get(server.url + "/health", timeout=PATIENCE)
-    assert (health.status_code, health.json()["error"]["code"]) == (503, "shutting_down")
-    refused = httpx.post(server.url + CHAT, json=LONG, timeout=PATIENCE)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
-    assert refused.headers["retry-after"]
+    for refused in (
+        httpx.get(server.url + "/health", timeout=PATIENCE),
+        httpx.post(server.url + CHAT, json=LONG, timeout=PATIENCE),
+    ):
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+        assert refused.headers["retry-after"]
     gate.open()
-    reader.join(PATIENCE)
-    assert data(lines)[-1] == "[DONE]"
-    assert json.loads(data(lines)[-2])["choices"][0]["finish_reason"] == "length"
+    reader.finish()
+    assert reader.events[-1] == "[DONE]"
+    assert json.loads(reader.events[-2])["choices"][0]["finish_reason"] == "length"
     wait_until(lambda: server.ended)
 
 
@@ -92,22 +76,21 @@ def test_answers_that_do_not_end_in_time_end_with_an_error(
 ) -> None:
     """A second signal does not wait."""
     server = listen(create_app(endless, ServerSettings(shutdown_timeout=patience)))
-    streamed: list[str] = []
-    whole: list[str] = []
     longer = {**LONG, "max_tokens": 3000}  # a pass can decide several tokens of both answers
-    readers = [read(server.url, longer, streamed), read(server.url, {**longer, "stream": False}, whole)]
+    answers: list[httpx.Response] = []
+    streamed = Reader(server.url, longer)
+    whole = start(lambda: httpx.post(server.url + CHAT, json={**longer, "stream": False}, timeout=PATIENCE), answers)
     gate.allow(60)
-    wait_until(lambda: gate.reached == 61 and len(data(streamed)) > 1 and sequences_running(endless) == 2)
+    wait_until(lambda: gate.reached == 61 and len(streamed.events) > 1 and sequences_running(endless) == 2)
     for _ in range(signals):
         server.terminate()
     wait_until(lambda: len(server.server._state.calls) and server.server.should_exit)
     gate.open()
-    for reader in readers:
-        reader.join(PATIENCE)
-    error = json.loads(data(streamed)[-1])["error"]
+    streamed.finish()
+    join([whole])
+    error = json.loads(streamed.events[-1])["error"]
     assert (error["type"], error["code"]) == ("server_error", "shutting_down")
-    assert whole[-1] == "503"
-    assert json.loads(whole[0])["error"]["code"] == "shutting_down"
+    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "shutting_down")
     wait_until(lambda: server.ended)
 
 

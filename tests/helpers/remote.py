@@ -29,12 +29,9 @@ def serving(engine: CocoaEngine, **settings: Any) -> Iterator[str]:
 
 
 class Recording:
-    """An app that keeps the bodies and headers of the requests to another one, and can refuse requests itself.
+    """An app that keeps the bodies and headers of the requests to another one.
 
-    Attributes:
-        bodies: the JSON of each request.
-        headers: its headers.
-        refusals: the status and the headers with which the next requests are refused.
+    ``refusals`` are the status and the headers with which the next requests are refused.
     """
 
     def __init__(self, app: Any) -> None:

@@ -17,11 +17,7 @@ needs_chromium = pytest.mark.skipif(FOUND is None, reason=f"no browser on PATH: 
 
 
 class Browser:
-    """Opens local pages, each in a process of its own.
-
-    Args:
-        folder: for its profile and its pictures.
-    """
+    """Opens local pages, each in a process of its own; its profile and its pictures are in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -29,11 +25,7 @@ class Browser:
     def screenshot(
         self, page: Path, *options: str, fragment: str = "", size: tuple[int, int] = (900, 600)
     ) -> np.ndarray:
-        """The page's picture, ``[height, width, 3]`` in 0..255.
-
-        Raises:
-            AssertionError: the page wrote to the console, which is where errors go.
-        """
+        """The page's picture, ``[height, width, 3]`` in 0..255. It may write no errors to the console."""
         file = self.folder / "screenshot.png"
         for _ in range(3):  # a busy machine may take the picture before anything is drawn
             self._run(f"--screenshot={file}", f"--window-size={size[0]},{size[1]}", *options, address(page, fragment))
@@ -42,10 +34,6 @@ class Browser:
             if picture.min() < picture.max():
                 break
         return picture
-
-    def dom(self, page: Path) -> str:
-        """The page as the browser understood it."""
-        return self._run("--dump-dom", address(page, ""))
 
     def _run(self, *args: str) -> str:
         assert FOUND

@@ -1,31 +1,87 @@
-"""An app on a real socket, in a thread of this process."""
+"""Apps on real sockets, and a client of one, in threads of this process."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import uvicorn
+
+from tests.helpers.in_threads import PATIENCE, join, start, wait_until
+from tests.helpers.served import CHAT
+
+# uvicorn's own configuration of logging closes all handlers. That of absl, which rouge_score imports, then closes the
+# stream that it was made with: the file in which pytest captures output.
+OPTIONS: dict[str, Any] = {"port": 0, "log_config": None}
+
+
+class Listening:
+    """A server that runs in a thread."""
+
+    def __init__(self, server: uvicorn.Server) -> None:
+        self.server = server
+        self._thread = start(lambda: asyncio.run(server.serve()))
+        wait_until(lambda: server.started or self.ended)
+        self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+
+    def terminate(self) -> None:
+        """As SIGTERM does."""
+        self.server.handle_exit(signal.SIGTERM, None)
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        self.terminate()
+        self.terminate()  # at once
+        join([self._thread])
 
 
 @contextmanager
 def served(app: Any) -> Iterator[str]:
     """Serves an app on a free port of this machine, and yields its address."""
-    # uvicorn's own configuration of logging closes all handlers. That of absl, which rouge_score imports, then closes
-    # the stream that it was made with: the file in which pytest captures output.
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 60
-    while not server.started:
-        assert thread.is_alive(), "the server has ended"
-        assert time.monotonic() < deadline, "the server did not start"
-        time.sleep(0.01)
+    server = Listening(uvicorn.Server(uvicorn.Config(app, **OPTIONS, timeout_graceful_shutdown=1)))
     try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        yield server.url
     finally:
-        server.should_exit = True
-        thread.join(30)
+        server.stop()
+
+
+class Reader:
+    """Reads a streamed answer in a thread; the error is what the client's library raised."""
+
+    def __init__(self, url: str, body: dict[str, Any], **headers: str) -> None:
+        self.events: list[str] = []
+        self.status = 0
+        self.ended = False
+        self.error: Exception | None = None
+        self._stop = threading.Event()
+        self._thread = start(lambda: self._read(url, body, headers))
+
+    def _read(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> None:
+        try:
+            with httpx.stream("POST", url + CHAT, json=body, headers=headers, timeout=PATIENCE) as response:
+                self.status = response.status_code
+                for line in response.iter_lines():
+                    if line.startswith("data: "):
+                        self.events.append(line.removeprefix("data: "))
+                    if self._stop.is_set():
+                        return
+                self.ended = True
+        except Exception as error:
+            self.error = error
+
+    def leave(self) -> None:
+        """Close the connection."""
+        self._stop.set()
+        self.finish()
+
+    def finish(self) -> None:
+        """Wait for the end of the response."""
+        join([self._thread])

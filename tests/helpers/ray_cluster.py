@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -55,11 +54,9 @@ def free_port() -> int:
 
 @contextmanager
 def cluster(folder: Path, *, num_cpus: int = 4) -> Iterator[None]:
-    """A cluster of this process, with token authentication. It ends with the block.
+    """A cluster of this process, with token authentication; the token is in the folder. It ends with the block.
 
-    Args:
-        folder: for the token and the logs.
-        num_cpus: logical cores: on two real ones, two replicas and what Ray Data needs would not fit otherwise.
+    On two real cores, two replicas and what Ray Data needs would not fit: these are logical ones.
     """
     import ray
 
@@ -98,12 +95,7 @@ def replicas() -> list[psutil.Process]:
 
 
 def eventually(condition: Callable[[], bool], limit: float = LIMIT) -> None:
-    """Wait for something that the cluster does. It is asked seldom, since asking costs it time.
-
-    Args:
-        condition: what is waited for.
-        limit: seconds.
-    """
+    """Wait for something that the cluster does. It is asked seldom, since asking costs it time."""
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
         if condition():
@@ -114,11 +106,7 @@ def eventually(condition: Callable[[], bool], limit: float = LIMIT) -> None:
 
 @dataclass(frozen=True)
 class Deployed:
-    """An application that is served.
-
-    Attributes:
-        url: its address.
-    """
+    """An application that is served at an address."""
 
     url: str
 
@@ -162,45 +150,3 @@ def served(**settings: Any) -> Iterator[Deployed]:
         yield Deployed(f"http://127.0.0.1:{port}")
     finally:
         serve.shutdown()
-
-
-class Reader:
-    """Reads a streamed answer in a thread.
-
-    Attributes:
-        events: the data of the events so far.
-        ended: whether the response is complete.
-        error: what the client's library raised.
-    """
-
-    def __init__(self, deployed: Deployed, body: dict[str, Any], **headers: str) -> None:
-        self.events: list[str] = []
-        self.status = 0
-        self.ended = False
-        self.error: Exception | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._read, args=(deployed, body, headers), daemon=True)
-        self._thread.start()
-
-    def _read(self, deployed: Deployed, body: dict[str, Any], headers: dict[str, str]) -> None:
-        try:
-            with httpx.stream("POST", deployed.url + CHAT, json=body, headers=headers, timeout=LIMIT) as response:
-                self.status = response.status_code
-                for line in response.iter_lines():
-                    if line.startswith("data: "):
-                        self.events.append(line.removeprefix("data: "))
-                    if self._stop.is_set():
-                        return
-                self.ended = True
-        except Exception as error:
-            self.error = error
-
-    def leave(self) -> None:
-        """Close the connection."""
-        self._stop.set()
-        self.finish()
-
-    def finish(self) -> None:
-        """Wait for the end of the response."""
-        self._thread.join(LIMIT)
-        assert not self._thread.is_alive()

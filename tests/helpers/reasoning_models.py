@@ -44,11 +44,8 @@ TAGS = ("<think>", "</think>")
 def reasoning_engine(template: str = OPENS, *, tags: str = "text", **options: Any) -> CocoaEngine:
     """A tiny engine.
 
-    Args:
-        template: the chat template.
-        tags: ``"text"``: the tags are ordinary text. ``"added"``: tokens that are not special, as in Qwen3's tokenizer.
-            ``"special"``: special tokens, which decoding removes.
-        options: of the engine.
+    Its tags are ordinary text, tokens that are not special, as in Qwen3's tokenizer (``"added"``), or special tokens,
+    which decoding removes (``"special"``).
     """
     tokenizer = tiny_tokenizer()
     if tags != "text":
@@ -61,14 +58,8 @@ def reasoning_engine(template: str = OPENS, *, tags: str = "text", **options: An
 class Says(LogitsProcessor):
     """Makes a model say a text, in spans of about ``every`` tokens: at the first token of each, another one competes.
 
-    The text is kept with ``alpha=0``, because its tokens have the higher probability.
-
-    Args:
-        engine: the engine of the model.
-        text: what it says.
-        every: the tokens of a span.
-        ends: whether the answer ends after the text; otherwise the model goes on by itself.
-        prompt_length: of the request; the engine sets it.
+    The text is kept with ``alpha=0``, because its tokens have the higher probability. Then the answer ends, or goes
+    on by itself. The engine sets the length of the prompt.
     """
 
     def __init__(

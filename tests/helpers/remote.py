@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
 from starlette.responses import Response
 
 from cocoa_engine import CocoaEngine
 from cocoa_integrations.server import ServerSettings, create_app
-
-PATIENCE = 60.0
-"""Seconds after which a server that has not started or ended is taken to be stuck."""
+from tests.helpers.live_server import served
 
 
 @contextmanager
 def listening(app: Any) -> Iterator[str]:
     """Serve an app on a free port of this machine; the address of its API."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=1))
-    started = threading.Event()
-    starts = server.startup
-
-    async def startup(sockets: Any = None) -> None:
-        await starts(sockets)
-        started.set()
-
-    server.startup = startup  # type: ignore[method-assign]
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
-    thread.start()
-    assert started.wait(PATIENCE)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        server.should_exit = True
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
+    with served(app) as url:
+        yield f"{url}/v1"
 
 
 @contextmanager
@@ -51,12 +29,9 @@ def serving(engine: CocoaEngine, **settings: Any) -> Iterator[str]:
 
 
 class Recording:
-    """An app that keeps the bodies and headers of the requests to another one, and can refuse requests itself.
+    """An app that keeps the bodies and headers of the requests to another one.
 
-    Attributes:
-        bodies: the JSON of each request.
-        headers: its headers.
-        refusals: the status and the headers with which the next requests are refused.
+    ``refusals`` are the status and the headers with which the next requests are refused.
     """
 
     def __init__(self, app: Any) -> None:

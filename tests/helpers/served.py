@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -52,15 +52,7 @@ class Speaker(CocoaEngine):
 def speaker(
     says: str | None = None, *, template: str = PLAIN, ends: bool = True, seed: int = 3, **runtime: Any
 ) -> Speaker:
-    """A tiny engine with a chat template.
-
-    Args:
-        says: what it says, whatever it is asked.
-        template: the chat template.
-        ends: whether its answers can end by themselves.
-        seed: of the weights.
-        **runtime: how it runs.
-    """
+    """A tiny engine that says a text, if one is given, whatever it is asked; its answers can end by themselves."""
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
     model = tiny_model("llama", seed=seed, max_position_embeddings=4096)
@@ -177,17 +169,7 @@ async def happens(condition: Any) -> None:
 class Exchange:
     """One request to an app, whose response is read as it comes, and whose client can go.
 
-    Attributes:
-        status: of the response, once it has begun.
-        headers: likewise.
-        body: what has been sent so far.
-        done: whether the response is complete, or the app has given up.
-
-    Args:
-        app: the app.
-        body: the JSON of the request.
-        path: its path.
-        reads: whether the client reads. Otherwise the first part of the body that is sent blocks the app.
+    If the client does not read, the first part of the body that is sent blocks the app.
     """
 
     def __init__(self, app: FastAPI, body: Any, path: str = CHAT, *, reads: bool = True) -> None:
@@ -204,10 +186,6 @@ class Exchange:
             "scheme": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
         }  # fmt: skip
         self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
-
-    @property
-    def done(self) -> bool:
-        return self.task.done()
 
     @property
     def events(self) -> list[str]:
@@ -235,13 +213,6 @@ class Exchange:
             self.body += message.get("body", b"")
             if not self._reads:
                 await asyncio.wait([self._gone], timeout=PATIENCE)
-
-
-@asynccontextmanager
-async def running(app: FastAPI) -> AsyncIterator[FastAPI]:
-    """An app within its lifespan."""
-    async with app.router.lifespan_context(app):
-        yield app
 
 
 def threads_of_json(monkeypatch: pytest.MonkeyPatch) -> list[int]:

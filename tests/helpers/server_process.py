@@ -30,12 +30,7 @@ server.run(sockets=[socket])
 
 @contextmanager
 def server_process(engine: str, more: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server that is ready, and its address. It is killed at the end.
-
-    Args:
-        engine: the expression that makes the engine.
-        more: what is done with it.
-    """
+    """A server with the engine of an expression, when it is ready, and its address. It is killed at the end."""
     command = [sys.executable, "-c", PROGRAM.format(engine=engine, more=more)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -37,12 +37,6 @@ CHAT = ChatCall(messages=[{"role": "user", "content": "Hi"}], logprobs=True)
 PROMPT = ChatCall(prompt="Hi", logprobs=True)
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with listening(create_app(engine_for_schemas())) as url:
-        yield url
-
-
 class Answering:
     """An app that sends what it is told to."""
 
@@ -83,35 +77,25 @@ def asked(service: RemoteChat, call: ChatCall, stream: bool) -> Any:
 
 
 @pytest.fixture(scope="module")
-def completion(url: str) -> Any:
-    body = {"model": "cocoa", "prompt": "It is", "max_tokens": 3, "logprobs": 1, "cocoa": {"candidates": True}}
-    return httpx.post(f"{url}/completions", json=body, timeout=60).json()
-
-
-@pytest.fixture(scope="module")
-def whole(url: str) -> Any:
-    response = httpx.post(f"{url}/chat/completions", json=BODY, timeout=60).json()
-    message = response["choices"][0]["message"]
+def answers() -> dict[str, Any]:
+    """A completion, a chat completion, and the first and the last chunks of a stream, which have one of each kind."""
+    prompt = {"model": "cocoa", "prompt": "It is", "max_tokens": 3, "logprobs": 1, "cocoa": {"candidates": True}}
+    streamed = {**BODY, "stream": True, "stream_options": {"include_usage": True}}
+    with listening(create_app(engine_for_schemas())) as url:
+        completion = httpx.post(f"{url}/completions", json=prompt, timeout=60).json()
+        whole = httpx.post(f"{url}/chat/completions", json=BODY, timeout=60).json()
+        text = httpx.post(f"{url}/chat/completions", json=streamed, timeout=60).text
+    message = whole["choices"][0]["message"]
     message["tool_calls"] = [CALL]
     message["cocoa_risk"]["tool_calls"] = [ERROR]
-    return response
-
-
-@pytest.fixture(scope="module")
-def chunks(url: str) -> list[Any]:
-    """The first and the last chunks of a stream, which have one of each kind."""
-    body = {**BODY, "stream": True, "stream_options": {"include_usage": True}}
-    text = httpx.post(f"{url}/chat/completions", json=body, timeout=60).text
-    sent = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    sent[1]["choices"][0]["delta"]["tool_calls"] = [{**CALL, "index": 0}]
-    return [*sent[:2], *sent[-2:]]
+    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    chunks[1]["choices"][0]["delta"]["tool_calls"] = [{**CALL, "index": 0}]
+    return {"completion": completion, "whole": whole, "chunks": [*chunks[:2], *chunks[-2:]]}
 
 
 @pytest.mark.parametrize("kind", ["whole", "chunks", "completion"])
-def test_each_value_of_an_answer(
-    service: RemoteChat, app: Answering, kind: str, request: pytest.FixtureRequest
-) -> None:
-    good, stream, call = request.getfixturevalue(kind), kind == "chunks", PROMPT if kind == "completion" else CHAT
+def test_each_value_of_an_answer(service: RemoteChat, app: Answering, kind: str, answers: dict[str, Any]) -> None:
+    good, stream, call = answers[kind], kind == "chunks", PROMPT if kind == "completion" else CHAT
     app.sends(good)
     assert asked(service, call, stream).report.spans
     refused = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import shutil
-import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
@@ -18,6 +17,7 @@ from typer.main import get_command
 from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server.routes.info import LIVE, METRICS, READY
 from tests.helpers.pages import ROOT
+from tests.helpers.processes import run
 
 DEPLOY = ROOT / "deploy"
 OF_KSERVE = {"minReplicas", "maxReplicas", "scaleMetric", "scaleTarget", "timeout"}
@@ -45,27 +45,22 @@ def test_compiled_kernels_can_be_loaded_from_the_cache() -> None:
     assert {"exec", "uid=1000"} <= set(options.split(","))
 
 
-def commands() -> list[list[str]]:
-    """Every ``cocoa serve`` in the files."""
-    docker = re.search(r"^CMD \[(.*)\]$", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert docker
-    services = read("compose.yaml")[0]["services"]
-    of_pods = [one["args"] for one in containers()]
-    return [re.findall(r'"([^"]*)"', docker[1]), services["server"]["command"], *of_pods]
-
-
-@pytest.mark.parametrize("number", range(4))
-def test_options_of_the_server_exist(number: int) -> None:
+def test_options_of_the_server_exist() -> None:
     import typer
 
     from cocoa_integrations.server.command import serve
 
     app = typer.Typer()
     app.command()(serve)
-    known = {name for one in get_command(app).params for name in one.opts}
-    command, *options = commands()[number]
-    assert command == "serve"
-    assert {option for option in options if option.startswith("--")} <= known
+    names = {name for option in get_command(app).params for name in option.opts}
+    docker = re.search(r"^CMD \[(.*)\]$", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert docker
+    composed = read("compose.yaml")[0]["services"]["server"]["command"]
+    commands = [re.findall(r'"([^"]*)"', docker[1]), composed, *(container["args"] for container in containers())]
+    assert len(commands) == 4
+    for command, *options in commands:
+        assert command == "serve"
+        assert {option for option in options if option.startswith("--")} <= names
 
 
 def test_probes_and_metrics_are_routes_of_the_server() -> None:
@@ -82,32 +77,25 @@ def test_probes_and_metrics_are_routes_of_the_server() -> None:
 def test_settings_of_the_ray_application_are_settings() -> None:
     (config,) = read("ray-serve.yaml")
     (application,) = config["applications"]
-    assert application["import_path"] == "cocoa_integrations.ray:app"
+    assert (application["name"], application["import_path"]) == ("cocoa", "cocoa_integrations.ray:app")
     settings = RaySettings.model_validate(application["args"])
     assert (settings.num_gpus, settings.max_replicas) == (1, 4)
 
 
 def test_ray_accepts_its_configuration() -> None:
-    schema = pytest.importorskip("ray.serve.schema")
-    parsed = schema.ServeDeploySchema.model_validate(read("ray-serve.yaml")[0])
-    assert [one.name for one in parsed.applications] == ["cocoa"]
+    pytest.importorskip("ray.serve.schema").ServeDeploySchema.model_validate(read("ray-serve.yaml")[0])
 
 
-def test_kubernetes_accepts_its_objects() -> None:
+def test_kubernetes_accepts_its_objects_and_the_predictor_of_kserve() -> None:
     validator = pytest.importorskip("kubernetes_validate")
     objects = read("kubernetes.yaml")
-    assert [one["kind"] for one in objects] == ["Deployment", "Service"]
-    for one in objects:
-        validator.validate(one, validator.latest_version(), strict=True)
-
-
-def test_the_predictor_of_kserve_is_a_pod() -> None:
-    validator = pytest.importorskip("kubernetes_validate")
+    assert [described["kind"] for described in objects] == ["Deployment", "Service"]
     (service,) = read("kserve.yaml")
     assert (service["apiVersion"], service["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
     pod = {name: value for name, value in service["spec"]["predictor"].items() if name not in OF_KSERVE}
     whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "cocoa"}, "spec": pod}
-    validator.validate(whole, validator.latest_version(), strict=True)
+    for described in (*objects, whole):
+        validator.validate(described, validator.latest_version(), strict=True)
 
 
 def fields_of_kserve(model: str) -> dict[str, str]:
@@ -149,7 +137,5 @@ def test_hadolint_has_nothing_to_say_about_the_dockerfile() -> None:
     hadolint = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
     if hadolint is None:
         pytest.skip("hadolint is not installed")
-    done = subprocess.run(
-        [hadolint, str(DEPLOY / "Dockerfile")], capture_output=True, text=True, check=False, timeout=60
-    )
+    done = run([hadolint, str(DEPLOY / "Dockerfile")])
     assert (done.returncode, done.stdout) == (0, "")

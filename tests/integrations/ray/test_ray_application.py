@@ -18,11 +18,6 @@ pytestmark = pytest.mark.slow
 ONE_ARENA = {"env_vars": {"MALLOC_ARENA_MAX": "1"}}
 
 
-def test_ray_reads_the_settings_from_the_annotation() -> None:
-    (parameter,) = inspect.signature(app).parameters.values()
-    assert parameter.annotation is RaySettings
-
-
 def test_a_replica_takes_what_its_engine_decodes_and_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     options = engine_options(RaySettings(replicas=3, max_batch_size=4, max_queue=2))
     assert (options["num_replicas"], options["max_ongoing_requests"], options["max_queued_requests"]) == (3, 6, 18)
@@ -34,25 +29,24 @@ def test_a_replica_takes_what_its_engine_decodes_and_queues(monkeypatch: pytest.
         assert "runtime_env" not in made(RaySettings())["ray_actor_options"]
 
 
-def test_the_load_decides_between_two_numbers_of_replicas() -> None:
-    options = engine_options(RaySettings(min_replicas=2, max_replicas=5, max_batch_size=4))
+def test_numbers_of_replicas_gpus_and_bundles_are_handed_on() -> None:
+    actor = {"num_gpus": 4, "num_cpus": 2, "accelerator_type": "H100", "resources": {"large": 1}}
+    numbers = {"min_replicas": 2, "max_replicas": 5, "max_batch_size": 4}
+    options = engine_options(RaySettings(**actor, **numbers, placement_group_bundles=[{"CPU": 2, "GPU": 4}]))
     scaling = options["autoscaling_config"]
     assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 5, 4)
     assert "num_replicas" not in options
-
-
-def test_gpus_and_bundles_are_handed_on() -> None:
-    actor = {"num_gpus": 4, "num_cpus": 2, "accelerator_type": "H100", "resources": {"large": 1}}
-    options = engine_options(RaySettings(**actor, placement_group_bundles=[{"CPU": 2, "GPU": 4}]))
     assert options["ray_actor_options"] == {**actor, "runtime_env": ONE_ARENA}
     assert options["placement_group_bundles"] == [{"CPU": 2, "GPU": 4}]
     assert options["placement_group_strategy"] == "STRICT_PACK"
 
 
-def test_gateways_outlive_replicas_to_end_their_streams() -> None:
+def test_an_application_whose_gateways_outlive_replicas_to_end_their_streams() -> None:
     settings = RaySettings(gateways=2, server={"shutdown_timeout": 20})
     engine, gateway = engine_options(settings), gateway_options(settings)
     assert (gateway["num_replicas"], gateway["ray_actor_options"]) == (2, {"num_cpus": 0})
     assert gateway["graceful_shutdown_timeout_s"] > engine["graceful_shutdown_timeout_s"] == 20
+    (parameter,) = inspect.signature(app).parameters.values()
+    assert parameter.annotation is RaySettings  # which Ray reads it as
     # Ray checks all options when an application is bound
     assert isinstance(app(RaySettings(replicas=2, placement_group_bundles=[{"CPU": 1}])), Application)

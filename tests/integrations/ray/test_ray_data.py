@@ -12,7 +12,7 @@ import pytest
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.cli.score import score_rows
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.model.load_options import LoadOptions
 from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples
 from tests.helpers.in_threads import start
@@ -139,16 +139,13 @@ def test_parquet_in_and_out(load: LoadOptions, engine_here: CocoaEngine, tmp_pat
     assert parquet.read_table(here).to_pylist() == [scored, failed]
     assert (scored["id"], scored["error"], failed["risk"]) == (1, None, None)
     assert scored["risk"]["verdict"]
-    assert failed["error"].startswith("row 2: text: ")
+    assert failed["error"] == "row 2: text: Input should be a valid string (got None)"
 
 
 def test_a_model_that_cannot_be_loaded_is_one_message(given: Path, tmp_path: Path) -> None:
-    from cocoa_engine.errors import CocoaError
-
+    load = LoadOptions(model_name=str(tmp_path / "nothing-here"))
     with pytest.raises(CocoaError, match=r"^the actors could not do their work: [^\n]*nothing-here"):
-        jobs.score(
-            LoadOptions(model_name=str(tmp_path / "nothing-here")), given, tmp_path / "out", CocoaConfig(), **HALVES
-        )
+        jobs.score(load, given, tmp_path / "out", CocoaConfig(), **HALVES)
 
 
 @pytest.mark.parametrize("task", ["truthfulqa_gen", "truthfulqa_mc"])
@@ -156,19 +153,14 @@ def test_an_evaluation_is_that_of_one_process_and_is_resumed(
     task: str, load: LoadOptions, engine_here: CocoaEngine, truthfulqa: Path, tmp_path: Path, counts: list[int]
 ) -> None:
     samples = load_samples(task, truthfulqa)
-    options: dict[str, Any] = {
-        "config": CocoaConfig(max_new_tokens=6),
-        "model": {"name": "tiny", "dtype": "auto"},
-    }
+    options: Any = {"config": CocoaConfig(max_new_tokens=6), "model": {"name": "tiny", "dtype": "auto"}}
     arms = [Arm("greedy"), Arm("cocoa-sig", "f_mlds", 2.5)]
     evaluate(engine_here, TASKS[task], samples, arms, tmp_path / "here", **options)
     there = tmp_path / "there"
     evaluate(lambda: Pool.of(load, **HALVES), TASKS[task], samples, arms, there, **options)
-    written = {
-        name: (there / name).read_text(encoding="utf-8") for name in ("samples.jsonl", "results.json", "table.md")
-    }
-    assert written == {name: (tmp_path / "here" / name).read_text(encoding="utf-8") for name in written}
-    lines = written["samples.jsonl"].splitlines(keepends=True)
+    for name in ("samples.jsonl", "results.json", "table.md"):
+        assert (there / name).read_text(encoding="utf-8") == (tmp_path / "here" / name).read_text(encoding="utf-8")
+    lines = (there / "samples.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (there / "samples.jsonl").write_text("".join([lines[-1], lines[0], lines[1][:20]]), encoding="utf-8")
     evaluate(Pool.of(load, **HALVES), TASKS[task], samples, arms, there, **options)
     resumed = (there / "samples.jsonl").read_text(encoding="utf-8").splitlines()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections.abc import AsyncGenerator
@@ -28,14 +27,9 @@ def tiny() -> Speaker:
 
 
 class Handle:
-    """Hands requests to one replica in this process, and loses it after some messages.
+    """Hands requests to one replica in this process, and notes their sessions.
 
-    Attributes:
-        sessions: the sessions that were asked for.
-
-    Args:
-        replica: the replica.
-        *lost_after: for each attempt, the number of messages after which the replica ends.
+    It loses the replica after a number of messages, one number for each attempt.
     """
 
     def __init__(self, replica: Replica, *lost_after: int) -> None:
@@ -104,18 +98,14 @@ async def test_a_call_begins_anew_as_long_as_the_client_has_seen_nothing(tiny: S
     assert len(set(handle.sessions)) == 1
 
 
-async def test_a_stream_that_has_begun_ends_with_an_error(tiny: Speaker) -> None:
+async def test_a_stream_that_has_begun_ends_and_a_call_that_ends_every_replica_is_given_up(tiny: Speaker) -> None:
     handle = Handle(Replica(tiny, ServerSettings()), 3)
     response = await ask(app_of(handle), {**SAYS, "stream": True})
     assert response.status_code == 200
     *chunks, last = events_of(response)
     assert all("choices" in json.loads(chunk) for chunk in chunks)
-    assert json.loads(last)["error"]["code"] == "replica_lost"
-    assert json.loads(last)["error"]["type"] == "server_error"
-    assert len(handle.sessions) == 1
-
-
-async def test_a_call_that_ends_every_replica_is_given_up(tiny: Speaker) -> None:
+    error = json.loads(last)["error"]
+    assert (error["type"], error["code"], len(handle.sessions)) == ("server_error", "replica_lost", 1)
     handle = Handle(Replica(tiny, ServerSettings()), 0, 0, 0, 0)
     response = await ask(app_of(handle, retries=1))
     assert (response.status_code, error_of(response)["code"]) == (503, "replica_lost")
@@ -161,17 +151,6 @@ async def test_errors_of_replicas_have_their_status(error: Exception, status: in
     assert ("secret" in error_of(response)["message"]) is (status == 429)
 
 
-async def test_a_client_that_goes_ends_the_work_of_the_replica() -> None:
-    engine = speaker(ends=False, prefix_cache_mb=0)
-    relay = app_of(Handle(Replica(engine, ServerSettings())))
-    exchange = Exchange(relay, {"messages": HELLO, "max_tokens": 4000, "stream": True})  # type: ignore[arg-type]
-    await happens(lambda: len(exchange.events) > 2)
-    exchange.leave()
-    await exchange.ended()
-    await happens(lambda: sequences_running(engine) == 0)
-    assert "[DONE]" not in exchange.body.decode()
-
-
 async def test_a_gateway_that_stops_takes_no_calls_and_lets_those_that_run_end() -> None:
     drain, engine = Drain(retry_after=7), speaker("Yes, it is.", prefix_cache_mb=0)
     app = app_of(Handle(Replica(engine, ServerSettings())), drain=drain)
@@ -179,8 +158,12 @@ async def test_a_gateway_that_stops_takes_no_calls_and_lets_those_that_run_end()
         exchange = Exchange(app, {**SAYS, "stream": True})
         await happens(lambda: gate.reached > 0)
         assert len(drain) == 1
-        drain.begin()
-        for refused in (await ask(app), await ask(app, None, "/health")):
+
+        async def slowly() -> AsyncGenerator[bytes, None]:
+            yield b"{}"
+            drain.begin()
+
+        for refused in (await ask(app, slowly()), await ask(app), await ask(app, None, "/health")):
             assert (refused.status_code, error_of(refused)["code"]) == (503, "shutting_down")
             assert refused.headers["retry-after"] == "7"
         assert (await ask(app, None, "/health/live")).status_code == 200
@@ -190,34 +173,28 @@ async def test_a_gateway_that_stops_takes_no_calls_and_lets_those_that_run_end()
     assert len(drain) == 0
 
 
-async def test_a_call_that_was_being_received_when_the_gateway_stopped_is_refused() -> None:
-    drain = Drain(1)
-    app = app_of(pytest.fail, drain=drain)
-
-    async def slowly() -> AsyncGenerator[bytes, None]:
-        yield b"{}"
-        drain.begin()
-
-    refused = await ask(app, slowly())
-    assert (refused.status_code, error_of(refused)["code"]) == (503, "shutting_down")
-    assert len(drain) == 0
-
-
-async def test_calls_that_run_too_long_end_with_an_error() -> None:
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_calls_whose_client_goes_or_that_run_too_long_end(leaves: bool) -> None:
     drain, engine = Drain(1), speaker(ends=False, prefix_cache_mb=0)
     app = app_of(Handle(Replica(engine, ServerSettings())), drain=drain)
     asked = {"messages": HELLO, "max_tokens": 4000}
-    whole = asyncio.ensure_future(ask(app, asked))
-    exchange = Exchange(app, {**asked, "stream": True})
+    exchange, whole = Exchange(app, {**asked, "stream": True}), Exchange(app, asked)
     await happens(lambda: len(exchange.events) > 2 and len(drain) == 2)
-    drain.end()
+    if leaves:
+        exchange.leave()
+        whole.leave()
+    else:
+        drain.end()
     await exchange.ended()
-    last = json.loads(exchange.events[-1].removeprefix("data: "))
-    assert (last["error"]["type"], last["error"]["code"]) == ("server_error", "shutting_down")
-    refused = await whole
-    assert (refused.status_code, error_of(refused)["code"]) == (503, "shutting_down")
+    await whole.ended()
     await happens(lambda: sequences_running(engine) == 0)
     assert len(drain) == 0
+    assert "[DONE]" not in exchange.body.decode()
+    if not leaves:
+        assert whole.status == 503
+        for sent in (exchange.events[-1].removeprefix("data: "), whole.body):
+            error = json.loads(sent)["error"]
+            assert (error["type"], error["code"]) == ("server_error", "shutting_down")
 
 
 async def test_keys_bodies_and_hosts_are_those_of_the_server(tiny: Speaker) -> None:
@@ -256,23 +233,26 @@ async def test_the_gateway_parses_no_body_in_its_event_loop_and_keeps_the_key(
     assert "right" not in repr(seen[0])
 
 
-async def test_without_a_key_only_the_machine_itself_is_served(tiny: Speaker) -> None:
+async def test_without_a_key_only_the_machine_itself_is_served_and_health_needs_a_replica(tiny: Speaker) -> None:
     """Ray Serve opens the socket, so the address in the settings does not say who can reach it."""
-    handle = Handle(Replica(tiny, ServerSettings()))
-    refused = await ask(app_of(handle), client="203.0.113.7")
-    assert (refused.status_code, error_of(refused)["code"]) == (403, "no_api_key")
-    assert (await ask(app_of(handle), client="127.0.0.1")).status_code == 200
-    assert (await ask(app_of(handle, allow_no_key=True), client="203.0.113.7")).status_code == 200
 
-
-async def test_health_is_503_where_no_replica_runs() -> None:
     async def none() -> int:
         return 0
 
-    app = app_of(Handle, ready=none)
-    response = await ask(app, None, "/health")
-    assert (response.status_code, error_of(response)["code"]) == (503, "no_replica")
-    assert (await ask(app, None, "/health/live")).status_code == 200
+    handle = Handle(Replica(tiny, ServerSettings()))
+    app = app_of(handle, ready=none)
+    for refused, status, code in (
+        (await ask(app, client="203.0.113.7"), 403, "no_api_key"),
+        (await ask(app, None, "/health"), 503, "no_replica"),
+    ):
+        assert (refused.status_code, error_of(refused)["code"]) == (status, code)
+    open_to_all = app_of(handle, allow_no_key=True)
+    for answered in (
+        await ask(app),
+        await ask(open_to_all, client="203.0.113.7"),
+        await ask(app, None, "/health/live"),
+    ):
+        assert answered.status_code == 200
 
 
 async def test_metrics_of_replicas_are_one_text(tiny: Speaker) -> None:

@@ -12,7 +12,8 @@ import pytest
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_integrations.server import create_app
 from tests.helpers.in_threads import start, together
-from tests.helpers.ray_cluster import LIMIT, STARTS, STUCK, Deployed, Reader, eventually, replicas
+from tests.helpers.live_server import Reader
+from tests.helpers.ray_cluster import LIMIT, STARTS, STUCK, Deployed, eventually, replicas
 from tests.helpers.served import HELLO, error_of, post
 
 pytest.importorskip("ray")
@@ -41,16 +42,17 @@ def conversation(word: str) -> list[dict[str, str]]:
 
 def served_by(deployed: Deployed, *bodies: dict[str, Any], **headers: str) -> set[str]:
     """The replicas that answer some requests, one after the other."""
-    before = deployed.values("cocoa:request_success_total")
+    before = after = deployed.values("cocoa:request_success_total")
     for body in bodies:
         assert deployed.post({"max_tokens": 3, **body}, **headers).status_code == 200
-    eventually(lambda: _answered(deployed) == sum(before.values()) + len(bodies))
-    after = deployed.values("cocoa:request_success_total")
+
+    def all_counted() -> bool:
+        nonlocal after
+        after = deployed.values("cocoa:request_success_total")
+        return sum(after.values()) == sum(before.values()) + len(bodies)
+
+    eventually(all_counted)
     return {replica for replica, count in after.items() if count > before.get(replica, 0)}
-
-
-def _answered(deployed: Deployed) -> float:
-    return sum(deployed.values("cocoa:request_success_total").values())
 
 
 async def test_answers_are_those_of_the_server_in_one_process(deployed: Deployed, tiny_folder: str) -> None:
@@ -62,8 +64,7 @@ async def test_answers_are_those_of_the_server_in_one_process(deployed: Deployed
         assert there["choices"] == here["choices"]
         assert there["usage"] == here["usage"]
     asked = {"messages": HELLO, "max_tokens": 20, "stream": True, "stream_options": {"include_usage": True}}
-    here_events, there_events = (_choices(text) for text in ((await post(app, asked)).text, deployed.post(asked).text))
-    assert there_events == here_events
+    assert _choices(deployed.post(asked).text) == _choices((await post(app, asked)).text)
     scored = {"prompt": "One", "texts": [" two", " three"]}
     here, there = (await post(app, scored, "/v1/cocoa/score")).json(), deployed.post(scored, "/v1/cocoa/score").json()
     assert there["data"] == here["data"]
@@ -76,10 +77,6 @@ def _choices(text: str) -> list[Any]:
     events = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
     assert events.pop() == "[DONE]"
     return [(event["choices"], event["usage"]) for event in map(json.loads, events)]
-
-
-def test_replicas_have_one_arena_of_the_allocator(deployed: Deployed) -> None:
-    assert [process.environ()["MALLOC_ARENA_MAX"] for process in replicas()] == ["1", "1"]
 
 
 def test_a_session_stays_at_one_replica(deployed: Deployed) -> None:
@@ -114,7 +111,7 @@ def test_what_is_too_much_is_refused_as_by_openai(deployed: Deployed) -> None:
 
 def test_a_client_that_goes_ends_the_work(deployed: Deployed) -> None:
     before = sum(deployed.values("cocoa:cancelled_total").values())
-    reader = Reader(deployed, LONG)
+    reader = Reader(deployed.url, LONG)
     eventually(lambda: len(reader.events) > 2)
     reader.leave()
     eventually(lambda: deployed.running == 0)
@@ -123,7 +120,7 @@ def test_a_client_that_goes_ends_the_work(deployed: Deployed) -> None:
 
 def test_a_killed_replica_loses_only_its_streams(deployed: Deployed) -> None:
     """A replica has three places, so that both work on the four streams."""
-    readers = [Reader(deployed, LONG, **{"x-session-id": f"session {number}"}) for number in range(4)]
+    readers = [Reader(deployed.url, LONG, **{"x-session-id": f"session {number}"}) for number in range(4)]
     eventually(lambda: all(len(reader.events) > 2 for reader in readers))
     assert not any(reader.ended for reader in readers)
     replicas()[0].kill()
@@ -151,25 +148,19 @@ def test_a_call_whose_replica_is_killed_begins_anew(deployed: Deployed) -> None:
     assert answers[0].status_code == 200, answers[0].text
     eventually(lambda: len(deployed.values("cocoa:num_requests_running").keys() & there) == 1)
     (survivor,) = deployed.values("cocoa:num_requests_running").keys() & there
-
-    def answered_there() -> bool:
-        now = deployed.values("cocoa:request_success_total").get(survivor, 0)
-        return now == before.get(survivor, 0) + 1
-
-    eventually(answered_there)
+    count = before.get(survivor, 0) + 1
+    eventually(lambda: deployed.values("cocoa:request_success_total").get(survivor, 0) == count)
     answer = answers[0].json()
     assert answer["usage"]["completion_tokens"] == 2000  # whole, and from its beginning
     again = deployed.post({**asked, "max_tokens": 8}).json()["choices"][0]["message"]["content"]
     assert answer["choices"][0]["message"]["content"].startswith(again[:4])
 
 
-def test_metrics_are_those_of_all_replicas(deployed: Deployed) -> None:
+def test_replicas_share_their_metrics_a_token_and_an_arena_of_the_allocator(deployed: Deployed) -> None:
+    from ray._raylet import AuthenticationMode, get_authentication_mode
+
     text = httpx.get(deployed.url + "/metrics", timeout=30).text
     assert text.count("# TYPE cocoa:num_requests_running gauge") == 1
     assert len(deployed.values("cocoa:num_requests_running")) == 2
-
-
-def test_the_cluster_asks_for_a_token(deployed: Deployed) -> None:
-    from ray._raylet import AuthenticationMode, get_authentication_mode
-
+    assert [process.environ()["MALLOC_ARENA_MAX"] for process in replicas()] == ["1", "1"]
     assert get_authentication_mode() == AuthenticationMode.TOKEN

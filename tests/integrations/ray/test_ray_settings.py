@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 import cocoa_integrations.ray
 from cocoa_engine.cli import options as plugins
@@ -23,16 +23,6 @@ from cocoa_integrations.ray.jobs import Pool, connected, everywhere
 from cocoa_integrations.ray.serve_runner import drain
 from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server.command import serve
-from tests.helpers.pages import ROOT
-
-PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-
-
-def run(*command: str) -> Result:
-    app = typer.Typer(cls=OneLineErrors)  # whatever is installed
-    for function in (score, evaluate, serve):
-        app.command("eval" if function is evaluate else None)(function)
-    return CliRunner().invoke(app, list(command), prog_name="cocoa", env={"COLUMNS": "200"})
 
 
 @pytest.mark.parametrize(
@@ -81,18 +71,22 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, name: s
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("command", "message"),
     [
-        ("score", "--prompt", "One", "--text", " two", "--actors", "2"),
-        ("eval", "nq", "--data", "nowhere.jsonl", "--num-cpus", "0.5"),
-        ("serve", "--replicas", "2"),
-        ("serve", "--max-replicas", "2"),
+        ("score --prompt One --text two --actors 2", "--actors needs --ray"),
+        ("eval nq --data nowhere.jsonl --num-cpus 0.5", "--num-cpus needs --ray"),
+        ("serve --replicas 2", "--replicas needs --ray"),
+        ("serve --max-replicas 2", "--max-replicas needs --ray"),
+        ("score --ray --prompt One --text two", "sharing the work is for many rows"),
     ],
 )
-def test_options_of_ray_need_ray(command: tuple[str, ...]) -> None:
-    result = run(*command)
+def test_options_of_ray_need_ray_and_rows_a_file(command: str, message: str) -> None:
+    app = typer.Typer(cls=OneLineErrors)  # whatever is installed
+    for function in (score, evaluate, serve):
+        app.command("eval" if function is evaluate else None)(function)
+    result = CliRunner().invoke(app, command.split(), prog_name="cocoa", env={"COLUMNS": "200"})
     assert result.exit_code == 2
-    assert f"{command[-2]} needs --ray" in result.stderr
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize("command", ["score", "evaluate", "serve"])
@@ -131,18 +125,9 @@ def test_an_actor_has_the_threads_of_the_command(monkeypatch: pytest.MonkeyPatch
     assert given == {"threads": 3, "num_cpus": 2.0, "num_gpus": 0.0}
 
 
-def test_rows_need_a_file_to_be_shared() -> None:
-    result = run("score", "--ray", "--prompt", "One", "--text", " two")
-    assert result.exit_code == 2
-    assert "sharing the work is for many rows" in result.stderr
-
-
 def test_paths_are_absolute_where_they_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
     there = everywhere(LoadOptions(model_name="model", tokenizer_name="owner/name", calibrator="embedded"))
-    assert (there.model_name, there.tokenizer_name, there.calibrator) == (
-        str(tmp_path / "model"),
-        "owner/name",
-        "embedded",
-    )
+    assert there.model_name == str(tmp_path / "model")
+    assert (there.tokenizer_name, there.calibrator) == ("owner/name", "embedded")

@@ -1,4 +1,4 @@
-"""Chat completions over HTTP are the engine's answers, whole and streamed."""
+"""Chat completions over HTTP are the engine's answers, whole and streamed, and have their risk."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import jsonschema
 import pytest
 
-from cocoa_engine import CocoaConfig
+from cocoa_engine import CocoaConfig, Generation
 from cocoa_integrations._shared.logprobs import TokenLogprobs
-from cocoa_integrations.server import ServerSettings
+from cocoa_integrations.server import ServerSettings, create_app
 from tests.helpers import tool_templates
 from tests.helpers.alike import near
 from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, READS_REASONING
-from tests.helpers.served import HELLO, Speaker, chat, chunks, joined, post, refusal, speaker
-from tests.helpers.served import create_app as app_of
+from tests.helpers.reports import wire_report
+from tests.helpers.served import HELLO, Exchange, Speaker, chat, chunks, gated, happens, joined, post, refusal, speaker
 
 LIMIT = 24
 
@@ -44,36 +44,55 @@ def saying(engine: Speaker, text: str | None) -> Speaker:
     return engine
 
 
+@pytest.fixture(scope="module")
+def expected(tiny: Speaker) -> Generation:
+    generation = tiny.chat(HELLO, max_new_tokens=LIMIT)
+    assert sum(span.kind == "risk_point" for span in generation.spans) > 1
+    return generation
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions"])
-async def test_an_answer_is_the_engines(tiny: Speaker, path: str) -> None:
-    expected = tiny.chat(HELLO, max_new_tokens=LIMIT)
-    response = await post(app_of(tiny), {"messages": HELLO, "max_tokens": LIMIT, "model": "any"}, path)
-    answer = response.json()
-    assert answer["object"] == "chat.completion"
-    assert answer["model"] == "tiny"
+async def test_an_answer_is_the_engines_with_its_report_in_two_places(
+    tiny: Speaker, expected: Generation, path: str
+) -> None:
+    response = await post(create_app(tiny), {"messages": HELLO, "max_tokens": LIMIT, "model": "any"}, path)
+    answer, report = response.json(), wire_report(expected)
+    assert (answer["object"], answer["model"]) == ("chat.completion", "tiny")
     assert answer["id"].startswith("chatcmpl-")
     [choice] = answer["choices"]
     assert choice["index"] == 0
-    assert choice["message"]["role"] == "assistant"
-    assert choice["message"]["content"] == expected.text
-    assert choice["message"]["refusal"] is None
-    assert answer["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
-    assert answer["usage"]["completion_tokens"] == expected.usage.completion_tokens
-    assert answer["usage"]["total_tokens"] == expected.usage.total_tokens
+    message = {"role": "assistant", "content": expected.text, "refusal": None, "cocoa_risk": report}
+    assert {name: choice["message"][name] for name in message} == message
+    assert choice["logprobs"] == {"content": None, "refusal": None, "cocoa_risk": report}
+    counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert [answer["usage"][name] for name in counts] == [getattr(expected.usage, name) for name in counts]
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert answer["usage"]["completion_tokens_details"]["cocoa_max_risk"] == expected.max_risk
+    assert float(response.headers["x-cocoa-max-risk"]) == near(expected.max_risk)
+    silent = await post(create_app(tiny), {"messages": HELLO, "max_tokens": 4, "cocoa": {"report": "none"}}, path)
+    assert "x-cocoa-max-risk" not in silent.headers
 
 
-async def test_a_stream_is_the_answer_span_by_span(tiny: Speaker) -> None:
-    expected = tiny.chat(HELLO, max_new_tokens=LIMIT)
-    assert len(expected.spans) > 2
-    first, *spans, last = await chunks(tiny, max_tokens=LIMIT)
-    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert [event["choices"][0]["delta"].get("content", "") for event in spans] == [one.text for one in expected.spans]
-    assert all(event["choices"][0]["finish_reason"] is None for event in (first, *spans))
-    assert last["choices"][0]["finish_reason"] is not None
-    assert {event["id"] for event in (first, *spans, last)} == {first["id"]}
-    assert {event["object"] for event in (first, *spans, last)} == {"chat.completion.chunk"}
-    assert not any("usage" in event for event in (first, *spans, last))
+async def test_a_stream_is_the_answer_span_by_span_and_then_its_report(tiny: Speaker, expected: Generation) -> None:
+    report, whole = wire_report(expected), await chat(tiny, max_tokens=LIMIT)
+    *events, end = await chunks(tiny, max_tokens=LIMIT, stream_options={"include_usage": True})
+    assert (end["choices"], end["usage"]) == ([], whole["usage"])
+    assert all(event["usage"] is None for event in events)
+    assert {(event["id"], event["object"]) for event in events} == {(end["id"], "chat.completion.chunk")}
+    first, *spans, last = [event["choices"][0] for event in events]
+    assert (first["delta"], first["logprobs"]) == ({"role": "assistant", "content": ""}, None)
+    for choice, span in zip(spans, report["spans"], strict=True):
+        text = {"content": span["text"]} if span["text"] else {}
+        assert choice["delta"] == {**text, "cocoa_spans": [span]}
+        assert choice["logprobs"] == {"content": None, "refusal": None, "cocoa_spans": [span]}
+    assert all(choice["finish_reason"] is None for choice in (first, *spans))
+    assert last["finish_reason"] is not None
+    assert last["delta"] == {"cocoa_risk": report}
+    assert last["logprobs"] == {"content": None, "refusal": None, "cocoa_risk": report}
+    # openai-python's .stream() adds up the spans of a delta by their index
+    assert [span["index"] for choice in spans for span in choice["delta"]["cocoa_spans"]] == list(range(len(spans)))
+    for options in ({}, {"stream_options": {"include_usage": False}}):
+        assert not any("usage" in event for event in await chunks(tiny, max_tokens=LIMIT, **options))
 
 
 async def test_cached_tokens_are_counted(tiny: Speaker) -> None:
@@ -86,14 +105,7 @@ async def test_cached_tokens_are_counted(tiny: Speaker) -> None:
     assert several["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-async def test_usage_of_a_stream(tiny: Speaker) -> None:
-    whole = await chat(tiny, max_tokens=LIMIT)
-    *others, last = await chunks(tiny, max_tokens=LIMIT, stream_options={"include_usage": True})
-    assert all(event["usage"] is None for event in others)
-    assert last["choices"] == []
-    assert last["usage"] == whole["usage"]
-    without = await chunks(tiny, max_tokens=LIMIT, stream_options={"include_usage": False})
-    assert not any("usage" in event for event in without)
+SAMPLED, FILTERED = {"seed": 1, "temperature": 2.0}, {"top_k": 3, "repetition_penalty": 3.0}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +126,10 @@ async def test_usage_of_a_stream(tiny: Speaker) -> None:
         ),
         ({"cocoa": {"max_risk": 0.5}}, {"max_risk": 0.5}),
         ({"cocoa": {"metric": "con_mlds", "risk": "con_mlds"}}, {"metric": "con_mlds", "risk": "con_mlds"}),
-        ({"temperature": None, "cocoa": None}, {}),
+        ({"temperature": None, "cocoa": None, "response_format": {"type": "text"}}, {}),
+        ({"top_k": -1, "min_p": 0, "repetition_penalty": 1.0, "do_sample": False, "min_tokens": 0}, {}),
+        ({**SAMPLED, "cocoa": {"method": "sample"}, **FILTERED}, {**SAMPLED, "method": "sample", **FILTERED}),
+        ({**SAMPLED, "cocoa": {"method": "sample", **FILTERED}}, {**SAMPLED, "method": "sample", **FILTERED}),
     ],
 )
 async def test_parameters_are_settings(tiny: Speaker, body: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -233,37 +248,64 @@ async def test_calls_that_cannot_be_made_are_not_lost(
     assert "".join(delta["function"]["arguments"] for delta in deltas) == ('{"up": tr' if names else "")
 
 
-async def test_a_conversation_with_calls_reaches_the_prompt(hermes: Speaker) -> None:
-    call = {"id": "abc", "type": "function", "function": {"name": "move", "arguments": '{"up": true, "unit": "km"}'}}
-    broken = {"id": "d", "type": "function", "function": {"name": "move", "arguments": '{"up": tr'}}
-    messages = [
-        {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "Move "}, {"type": "text", "text": "up."}]},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [call, broken],
-            "cocoa_risk": {"spans": []},
-            "refusal": None,
-        },
-        {"role": "tool", "tool_call_id": "abc", "content": "done"},
-    ]
-    plain = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Move up."},
-        {
-            "role": "assistant",
-            "content": '{"name": "move", "arguments": {"up": tr',
-            "tool_calls": [
-                {"type": "function", "id": "abc", "function": {"name": "move", "arguments": {"up": True, "unit": "km"}}}
-            ],
-        },
-        {"role": "tool", "tool_call_id": "abc", "content": "done", "name": "move"},
-    ]
-    expected = saying(hermes, None).chat(plain, max_new_tokens=8)
-    answer = await chat(hermes, messages=messages, max_tokens=8)
+BROKEN = '{"up": tr'
+ASSISTANT = {"role": "assistant", "content": None, "cocoa_risk": {"spans": []}, "refusal": None}
+MOVED = {"id": "abc", "type": "function", "function": {"name": "move", "arguments": {"up": True, "unit": "km"}}}
+CONVERSATION = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Move up."},
+    {"role": "assistant", "content": f'{{"name": "move", "arguments": {BROKEN}', "tool_calls": [MOVED]},
+    {"role": "tool", "tool_call_id": "abc", "content": "done", "name": "move"},
+]
+SENT = [
+    {"role": "developer", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Move "}, {"type": "text", "text": "up."}]},
+    {
+        **ASSISTANT,
+        "tool_calls": [
+            {**MOVED, "function": {"name": "move", "arguments": '{"up": true, "unit": "km"}'}},
+            {"id": "d", "type": "function", "function": {"name": "move", "arguments": BROKEN}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "abc", "content": "done"},
+]
+REASONED = [*HELLO, {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}, *HELLO]
+BEGUN = [*HELLO, {"role": "assistant", "content": "I say"}]
+CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
+MOOD, EFFORT = PLAIN + "{{ mood }}", PLAIN + "{{ reasoning_effort }}"
+SENT_TO_ALL = {"enable_thinking": False, "documents": []}
+
+
+@pytest.mark.parametrize(
+    ("template", "body", "messages", "variables"),
+    [
+        (tool_templates.HERMES, {"messages": SENT}, CONVERSATION, {}),
+        (READS_REASONING, {"messages": REASONED}, REASONED, {}),
+        (PLAIN, {"messages": BEGUN, "continue_final_message": True}, BEGUN, CONTINUED),
+        (MOOD, {"chat_template_kwargs": {"mood": "very glad"}}, HELLO, {"mood": "very glad"}),
+        (MOOD, {"chat_template_kwargs": SENT_TO_ALL}, HELLO, {}),  # which clients send to every model
+        (EFFORT, {"reasoning_effort": "very high"}, HELLO, {"reasoning_effort": "very high"}),
+        (HYBRID, {"reasoning_effort": "none"}, HELLO, {"enable_thinking": False}),
+    ],
+)
+async def test_messages_and_variables_of_the_template_reach_the_prompt(
+    template: str, body: dict[str, Any], messages: list[dict[str, Any]], variables: dict[str, Any]
+) -> None:
+    engine = speaker(template=template)
+    expected = engine.chat(messages, max_new_tokens=6, template_kwargs=variables)
+    assert not variables or expected.usage.prompt_tokens != engine.chat(messages, max_new_tokens=1).usage.prompt_tokens
+    answer = await chat(engine, max_tokens=6, **body)
     assert answer["choices"][0]["message"]["content"] == expected.text
     assert answer["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    "name", ["add_generation_prompt", "chat_template", "conversation", "messages", "tools", "truncation", "self"]
+)
+async def test_variables_that_are_refused(tiny: Speaker, name: str) -> None:
+    error = await refusal(tiny, chat_template_kwargs={name: "{{ 1 }}"})
+    assert error["param"] == "chat_template_kwargs"
+    assert name in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -287,12 +329,10 @@ async def test_answers_keep_to_a_schema(tiny: Speaker, asked: dict[str, Any]) ->
 
 
 async def test_other_formats(tiny: Speaker) -> None:
-    plain = await chat(tiny, max_tokens=LIMIT)
-    text = await chat(tiny, max_tokens=LIMIT, response_format={"type": "text"})
-    assert text["choices"][0]["message"]["content"] == plain["choices"][0]["message"]["content"]
-    some = await chat(tiny, max_tokens=LIMIT, response_format={"type": "json_object"})
-    assert some["choices"][0]["message"]["content"].startswith("{")
+    answer = await chat(tiny, max_tokens=LIMIT, response_format={"type": "json_object"})
+    assert answer["choices"][0]["message"]["content"].startswith("{")
     assert (await refusal(tiny, response_format={"type": "yaml"}))["param"] == "response_format"
+    assert (await refusal(speaker(template=HYBRID), reasoning_effort="low"))["param"] == "reasoning_effort"
 
 
 @pytest.mark.parametrize("template", [OPENS, PLAIN], ids=["inside", "opened"])
@@ -313,53 +353,6 @@ async def test_reasoning_is_a_field_of_its_own(template: str) -> None:
     assert events[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == details["reasoning_tokens"]
 
 
-async def test_reasoning_of_earlier_answers_reaches_templates_that_read_it() -> None:
-    engine = speaker(template=READS_REASONING)
-    earlier = {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
-    expected = engine.chat([*HELLO, earlier, *HELLO], max_new_tokens=4)
-    answer = await chat(engine, messages=[*HELLO, earlier, *HELLO], max_tokens=4)
-    assert answer["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
-
-
-async def test_the_last_message_can_be_continued(tiny: Speaker) -> None:
-    messages = [*HELLO, {"role": "assistant", "content": "I say"}]
-    kwargs = {"continue_final_message": True, "add_generation_prompt": False}
-    expected = tiny.chat(messages, max_new_tokens=6, template_kwargs=kwargs)
-    answer = await chat(tiny, messages=messages, max_tokens=6, continue_final_message=True)
-    assert answer["choices"][0]["message"]["content"] == expected.text
-    assert answer["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
-
-
-async def test_variables_of_the_chat_template() -> None:
-    engine = speaker(template=PLAIN + "{{ mood }}")
-    plain, glad = [
-        (await chat(engine, max_tokens=2, chat_template_kwargs=kwargs))["usage"]["prompt_tokens"]
-        for kwargs in (None, {"mood": "very glad"})
-    ]
-    assert glad > plain
-    off = {"enable_thinking": False, "documents": []}  # which clients send to every model
-    assert (await chat(engine, max_tokens=2, chat_template_kwargs=off))["usage"]["prompt_tokens"] == plain
-    for name in ("add_generation_prompt", "chat_template", "conversation", "messages", "tools", "truncation", "self"):
-        error = await refusal(engine, chat_template_kwargs={name: "{{ 1 }}"})
-        assert error["param"] == "chat_template_kwargs"
-        assert name in error["message"]
-
-
-async def test_reasoning_effort_is_a_variable_of_the_template() -> None:
-    engine = speaker(template=PLAIN + "{{ reasoning_effort }}")
-    counts = [
-        (await chat(engine, max_tokens=1, reasoning_effort=effort))["usage"]["prompt_tokens"]
-        for effort in ("low", "very very high")
-    ]
-    assert counts[1] > counts[0]
-    hybrid = speaker(template=HYBRID)
-    without = hybrid.chat(HELLO, max_new_tokens=1, template_kwargs={"enable_thinking": False}).usage.prompt_tokens
-    assert without > hybrid.chat(HELLO, max_new_tokens=1).usage.prompt_tokens
-    answer = await chat(hybrid, max_tokens=1, reasoning_effort="none")
-    assert answer["usage"]["prompt_tokens"] == without
-    assert (await refusal(hybrid, max_tokens=1, reasoning_effort="low"))["param"] == "reasoning_effort"
-
-
 async def test_logit_bias(tiny: Speaker) -> None:
     [token] = tiny.encode("q", add_special_tokens=False)
     body = {"max_tokens": 3, "logit_bias": {str(token): 100}, "cocoa": {"method": "greedy"}}
@@ -374,17 +367,99 @@ async def test_the_names_of_the_model(tiny: Speaker) -> None:
     named = ServerSettings(served_names=("small", "gpt-x"))
     assert (await chat(tiny, named, max_tokens=1))["model"] == "small"
     assert (await chat(tiny, named, max_tokens=1, model="gpt-x"))["model"] == "gpt-x"
-    response = await post(app_of(tiny, named), {"messages": HELLO, "model": "other"})
+    response = await post(create_app(tiny, named), {"messages": HELLO, "model": "other"})
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"
 
 
-async def test_parameters_of_other_servers_are_settings_or_neutral(tiny: Speaker) -> None:
-    plain = await chat(tiny, max_tokens=8)
-    neutral = {"top_k": -1, "min_p": 0, "repetition_penalty": 1.0, "do_sample": False, "min_tokens": 0}
-    assert (await chat(tiny, max_tokens=8, **neutral))["choices"] == plain["choices"]
-    sampled = {"max_tokens": 8, "seed": 1, "temperature": 2.0}
-    own = await chat(tiny, **sampled, cocoa={"method": "sample", "top_k": 3, "repetition_penalty": 3.0})
-    same = await chat(tiny, **sampled, cocoa={"method": "sample"}, top_k=3, repetition_penalty=3.0)
-    other = await chat(tiny, **sampled, cocoa={"method": "sample"})
-    assert same["choices"] == own["choices"] != other["choices"]
+@pytest.mark.parametrize(
+    ("asked", "in_message", "logprobs"),
+    [
+        ({}, True, "risk"),
+        ({"logprobs": None}, True, "risk"),
+        ({"logprobs": False}, True, "null"),
+        ({"logprobs": True}, True, "both"),
+        ({"cocoa": {"report": "message"}}, True, "null"),
+        ({"cocoa": {"report": "message"}, "logprobs": True}, True, "tokens"),
+        ({"cocoa": {"report": "logprobs"}}, False, "risk"),
+        ({"cocoa": {"report": "logprobs"}, "logprobs": False}, False, "null"),
+        ({"cocoa": {"report": "none"}}, False, "null"),
+        ({"cocoa": {"report": "none"}, "logprobs": True}, False, "tokens"),
+    ],
+)
+async def test_where_the_risk_is(tiny: Speaker, asked: dict[str, Any], in_message: bool, logprobs: str) -> None:
+    def check(message: dict[str, Any], found: Any, key: str, content: bool) -> None:
+        assert (key in message) == in_message
+        if logprobs == "null":
+            assert found is None
+            return
+        assert (key in found) == (logprobs in ("risk", "both"))
+        assert bool(found["content"]) == (content and logprobs in ("tokens", "both"))
+
+    answer = await chat(tiny, max_tokens=LIMIT, **asked)
+    [choice] = answer["choices"]
+    check(choice["message"], choice["logprobs"], "cocoa_risk", True)
+    known = in_message or logprobs in ("risk", "both")
+    assert ("cocoa_max_risk" in answer["usage"]["completion_tokens_details"]) == known
+    _, *spans, last = [event["choices"][0] for event in await chunks(tiny, max_tokens=LIMIT, **asked)]
+    for choice in spans:
+        check(choice["delta"], choice["logprobs"], "cocoa_spans", True)
+    check(last["delta"], last["logprobs"], "cocoa_risk", False)
+
+
+async def test_a_server_can_leave_risk_out_of_logprobs(tiny: Speaker) -> None:
+    settings = ServerSettings(risk_in_logprobs=False)
+    [choice] = (await chat(tiny, settings, max_tokens=LIMIT))["choices"]
+    assert choice["logprobs"] is None
+    assert "cocoa_risk" in choice["message"]
+
+
+async def test_candidates_on_demand(tiny: Speaker, expected: Generation) -> None:
+    answer = await chat(tiny, max_tokens=LIMIT, cocoa={"candidates": True})
+    entries = answer["choices"][0]["message"]["cocoa_risk"]["spans"]
+    events = await chunks(tiny, max_tokens=LIMIT, cocoa={"candidates": True})
+    streamed = [span for event in events for span in event["choices"][0]["delta"].get("cocoa_spans", ())]
+    for found in (entries, streamed):
+        for entry, span in zip(found, expected.spans, strict=True):
+            assert entry["candidates"] == len(span.candidates)
+            assert [rival["text"] for rival in entry["rivals"]] == [one.text for one in span.candidates]
+            for rival, candidate in zip(entry["rivals"], span.candidates, strict=True):
+                assert set(rival) == {"text", "log_prob", "con_mlds", "f_mlds", "score", "is_greedy"}
+                assert rival["log_prob"] == candidate.log_prob
+                assert rival["score"] == candidate.score
+    assert "rivals" not in (await chat(tiny, max_tokens=4))["choices"][0]["message"]["cocoa_risk"]["spans"][0]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "wire"),
+    [
+        ({"max_tokens": 5}, "length", "length"),
+        ({"max_tokens": 400, "stop": "p"}, "stop", "stop"),
+        ({"max_tokens": 400}, "eos", "stop"),
+        ({"max_tokens": 400, "cocoa": {"max_risk": 0.1}}, "risk", "content_filter"),
+    ],
+)
+async def test_finish_reasons(body: dict[str, Any], reason: str, wire: str) -> None:
+    engine = speaker("A short sentence that is spoken.")
+    [choice] = (await chat(engine, **body))["choices"]
+    assert (choice["finish_reason"], choice["message"]["cocoa_risk"]["finish_reason"]) == (wire, reason)
+    last = (await chunks(engine, **body))[-1]["choices"][0]
+    assert (last["finish_reason"], last["delta"]["cocoa_risk"]["finish_reason"]) == (wire, reason)
+    assert choice["message"]["cocoa_risk"]["spans"][-1]["reaches_max_risk"] == (reason == "risk")
+
+
+async def test_comments_while_the_prompt_is_read() -> None:
+    engine = speaker()
+    engine.chat(HELLO, max_new_tokens=1)  # the trials of the backend are over
+    app = create_app(engine, ServerSettings(progress_interval=0.02))
+    with gated(engine) as gate:
+        exchange = Exchange(app, {"messages": HELLO, "max_tokens": 5, "stream": True})
+        await happens(lambda: exchange.body.count(b"\n\n") >= 2)
+        assert exchange.status == 200
+        tokens = len(engine.encode_chat(HELLO))
+        assert set(exchange.events) == {f": reading the prompt: 0 of {tokens} tokens"}
+        gate.open()
+        await exchange.ended()
+    data = [event for event in exchange.events if not event.startswith(":")]
+    assert '"role":"assistant"' in data[0]
+    assert data[-1] == "data: [DONE]"

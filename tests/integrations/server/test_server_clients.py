@@ -45,25 +45,21 @@ def client(url: str) -> Any:
     return OpenAI(base_url=url, api_key="none", max_retries=0)
 
 
-def test_openai_keeps_the_risk(client: Any, report: dict[str, Any]) -> None:
-    answer = client.chat.completions.create(**ASKED)
-    [choice] = answer.choices
-    assert choice.message.cocoa_risk == choice.logprobs.cocoa_risk == report
-    assert answer.usage.completion_tokens_details.cocoa_max_risk == report["max_risk"]
+def test_openai_keeps_the_risk_and_its_stream_helper_does_not_add_spans_up(client: Any, report: dict[str, Any]) -> None:
+    whole = client.chat.completions.create(**ASKED)
+    with client.chat.completions.stream(**ASKED, stream_options={"include_usage": True}) as stream:
+        joined = stream.get_final_completion()
+    for answer in (whole, joined):
+        [choice] = answer.choices
+        assert choice.message.cocoa_risk == report
+        assert choice.message.content == "".join(span["text"] for span in report["spans"])
+        assert answer.usage.completion_tokens_details.cocoa_max_risk == report["max_risk"]
+    assert whole.choices[0].logprobs.cocoa_risk == report
+    assert joined.choices[0].message.cocoa_spans == report["spans"]
     stream = client.chat.completions.create(**ASKED, stream=True)
     deltas = [choice.delta for chunk in stream for choice in chunk.choices]
     assert [span for delta in deltas for span in getattr(delta, "cocoa_spans", ())] == report["spans"]
     assert deltas[-1].cocoa_risk == report
-
-
-def test_the_stream_helper_joins_spans_without_adding_them_up(client: Any, report: dict[str, Any]) -> None:
-    with client.chat.completions.stream(**ASKED, stream_options={"include_usage": True}) as stream:
-        answer = stream.get_final_completion()
-    message = answer.choices[0].message
-    assert message.cocoa_spans == report["spans"]
-    assert message.cocoa_risk == report
-    assert message.content == "".join(span["text"] for span in report["spans"])
-    assert answer.usage.completion_tokens_details.cocoa_max_risk == report["max_risk"]
 
 
 async def test_the_asynchronous_stream_helper_joins_two_answers(url: str) -> None:

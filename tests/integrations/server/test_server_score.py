@@ -76,16 +76,27 @@ async def test_a_prompt_as_messages_or_token_ids(tiny: Speaker) -> None:
         assert risks(answer["data"][0]["cocoa_risk"]) == near(risks(expected))
 
 
+MESSAGES = [{"role": "user", "content": PROMPT}]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("as_messages", [False, True])
-async def test_passages_are_named(engine: CocoaEngine, as_messages: bool) -> None:
-    passage = "A tower is in Paris."
-    prompt: Any = {"messages": [{"role": "user", "content": PROMPT}]} if as_messages else {"prompt": PROMPT}
-    answer = await score(engine, text=TEXTS[0], source=passage, **prompt)
-    spans = answer["data"][0]["cocoa_risk"]["spans"]
-    assert all(len(span["passage_attention"]) == 1 for span in spans)
-    error = await refusal(engine, path=SCORE, text=TEXTS[0], source=["A house"], **prompt)
-    assert error["param"] == "source"
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        (SCORE, {"prompt": PROMPT, "text": TEXTS[0]}, "source"),
+        (SCORE, {"messages": MESSAGES, "text": TEXTS[0]}, "source"),
+        ("/v1/completions", {"prompt": PROMPT, "max_tokens": 4}, "cocoa.source"),
+    ],
+)
+async def test_passages_are_named(engine: CocoaEngine, path: str, body: dict[str, Any], name: str) -> None:
+    def asked(source: str) -> dict[str, Any]:
+        return {**body, **({"cocoa": {"source": [source]}} if name == "cocoa.source" else {"source": source})}
+
+    answer = (await post(create_app(engine), asked("A tower is in Paris."), path)).json()
+    [entry] = answer["data"] if path == SCORE else answer["choices"]
+    assert all(len(span["passage_attention"]) == 1 for span in entry["cocoa_risk"]["spans"])
+    error = await refusal(engine, path=path, **asked("A house"))
+    assert error["param"] == name
     assert "not in the prompt" in error["message"]
 
 
@@ -138,12 +149,7 @@ async def test_the_embedded_calibrator_is_named(engine: CocoaEngine) -> None:
 
 
 class Scorer(Speaker):
-    """Notes which texts are scored, in their order, and waits before the first and before the twentieth one.
-
-    Attributes:
-        texts: the texts of each call.
-        most: the number of calls that ran at once.
-    """
+    """Notes the texts of each call and how many ran at once, and waits before the first and the twentieth one."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)

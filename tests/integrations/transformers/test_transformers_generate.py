@@ -1,4 +1,7 @@
-"""``model.generate(..., custom_generate=cocoa)``: the tokens of the engine, the manners of ``generate``."""
+"""``model.generate(..., custom_generate=cocoa)``: the tokens of the engine, the manners of ``generate``.
+
+So do pipelines of transformers, and langchain-huggingface over them.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ from transformers import (
     LogitsProcessorList,
     NoBadWordsLogitsProcessor,
     StoppingCriteriaList,
+    TextGenerationPipeline,
     TextIteratorStreamer,
     TopKLogitsWarper,
+    pipeline,
 )
 
 from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, ConfigError, Generation, PromptError
@@ -24,11 +29,21 @@ from cocoa_integrations.transformers import Cocoa, CocoaGenerateOutput, cocoa
 from tests.helpers.alike import assert_alike, near
 from tests.helpers.hooks import hook_count
 from tests.helpers.made_up_risk import fitted
+from tests.helpers.model_folders import TEMPLATE
 from tests.helpers.prompts import PROMPTS
 from tests.helpers.tiny_models import EOS, PAD, VOCAB_SIZE, tiny_model, tiny_tokenizer
 
 SHORT: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
+BOTH = ["Once upon a time", "Who?"]
+SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 1.5, "top_p": 0.8, "max_new_tokens": 16}
 REAL = [PROMPTS["question"], PROMPTS["story"]]
+
+
+@pytest.fixture(scope="module")
+def tiny() -> CocoaEngine:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return CocoaEngine(tiny_model("llama", seed=6), tokenizer)
 
 
 def prompts(count: int, length: int = 4) -> list[list[int]]:
@@ -103,16 +118,16 @@ def test_tiny_models_answer_as_the_engine(architecture: str) -> None:
         {"max_length": 20, "max_new_tokens": None},
     ],
 )
-def test_greedy_is_generate_s_own(options: dict[str, Any]) -> None:
+def test_greedy_is_generate_s_own(tiny: CocoaEngine, options: dict[str, Any]) -> None:
     """Its processors, end and pad tokens and lengths mean the same, in rows that are padded."""
-    model = tiny_model("llama", seed=6)
+    model = tiny.model
     inputs, options = padded(prompts(4)), {**SHORT, **options}
     expected = model.generate(**inputs, **options)
     assert torch.equal(model.generate(**inputs, custom_generate=cocoa, method="greedy", **options), expected)
 
 
-def test_processors_and_criteria_of_the_user() -> None:
-    model, rows = tiny_model("llama", seed=6), prompts(3)
+def test_processors_and_criteria_of_the_user(tiny: CocoaEngine) -> None:
+    rows = prompts(3)
     banned = NoBadWordsLogitsProcessor([[264], [146]])
     lengths: set[int] = set()
 
@@ -125,52 +140,45 @@ def test_processors_and_criteria_of_the_user() -> None:
         "logits_processor": LogitsProcessorList([banned]),
         "stopping_criteria": StoppingCriteriaList([enough]),
     }
-    expected = CocoaEngine(model, tiny_tokenizer()).generate_batch(
-        rows, max_new_tokens=16, logits_processor=[banned], stopping_criteria=[enough]
-    )
+    expected = tiny.generate_batch(rows, max_new_tokens=16, logits_processor=[banned], stopping_criteria=[enough])
     assert "stop" in {each.finish_reason for each in expected}
     lengths.clear()
-    answers(model.generate(**padded(rows), custom_generate=cocoa, **options), rows, expected, PAD)
+    answers(tiny.model.generate(**padded(rows), custom_generate=cocoa, **options), rows, expected, PAD)
     assert min(lengths) > max(map(len, rows))  # they see the padding, too
 
 
-@pytest.mark.parametrize("sampled", [{}, {"do_sample": True, "top_k": 0, "temperature": 3.0}])
-def test_a_top_k_of_the_user_applies(sampled: dict[str, Any]) -> None:
-    model, rows = tiny_model("llama", seed=6), prompts(1)
-    only = TopKLogitsWarper(1)
-    options = {**SHORT, **sampled, "logits_processor": LogitsProcessorList([only])}
-    greedy = CocoaEngine(model, tiny_tokenizer()).generate(rows[0], method="greedy", max_new_tokens=16)
-    answers(model.generate(**padded(rows), custom_generate=cocoa, **options), rows, [greedy], PAD)
-    wide = {**SHORT, "logits_processor": LogitsProcessorList([TopKLogitsWarper(50)])}
+@pytest.mark.parametrize(
+    "options",
+    [SHORT, {**SHORT, "do_sample": True, "top_k": 0, "temperature": 3.0}, {**SAMPLED, "method": "sample", "top_k": 9}],
+)
+def test_a_top_k_of_the_user_applies(tiny: CocoaEngine, options: dict[str, Any]) -> None:
+    """Besides the top_k of generate."""
+    model, rows = tiny.model, prompts(2)
+    greedy = tiny.generate_batch(rows, method="greedy", max_new_tokens=16)
+    only, wide = (LogitsProcessorList([TopKLogitsWarper(count)]) for count in (1, 50))
+    output = model.generate(**padded(rows), custom_generate=cocoa, logits_processor=only, **options)
+    answers(output, rows, greedy, PAD)
     plain = model.generate(**padded(rows), custom_generate=cocoa, **SHORT)
-    assert torch.equal(model.generate(**padded(rows), custom_generate=cocoa, **wide), plain)
-    assert plain.tolist()[0][len(rows[0]) :] != greedy.token_ids
+    assert torch.equal(model.generate(**padded(rows), custom_generate=cocoa, logits_processor=wide, **SHORT), plain)
+    assert plain.tolist()[0][max(map(len, rows)) :] != greedy[0].token_ids
 
 
-def test_dola_s_repetition_penalty_gives_way() -> None:
-    model, rows = tiny_model("llama", seed=6), prompts(1)
-    engine, dola = CocoaEngine(model, tiny_tokenizer()), {"method": "dola"}
-    for penalty in (None, 1.6):
-        expected = engine.generate(rows[0], max_new_tokens=16, repetition_penalty=penalty, **dola)
-        output = model.generate(**padded(rows), custom_generate=cocoa, repetition_penalty=penalty, **SHORT, **dola)
-        answers(output, rows, [expected], PAD)
+@pytest.mark.parametrize("penalty", [None, 1.6])
+def test_dola_s_repetition_penalty_gives_way(tiny: CocoaEngine, penalty: float | None) -> None:
+    rows, dola = prompts(1), {"method": "dola", "repetition_penalty": penalty}
+    expected = tiny.generate(rows[0], max_new_tokens=16, **dola)
+    answers(tiny.model.generate(**padded(rows), custom_generate=cocoa, **SHORT, **dola), rows, [expected], PAD)
 
 
-def test_spans_and_tokens_are_sampled() -> None:
-    model, rows = tiny_model("llama", seed=6), prompts(2)
-    engine = CocoaEngine(model, tiny_tokenizer())
-    spans: dict[str, Any] = {"temperature": 3.0, "top_k": 0, "max_new_tokens": 16}
-    sampled = engine.generate_batch(rows, seed=1, temperature=3.0, max_new_tokens=16)
-    assert sampled[0].token_ids != engine.generate(rows[0], max_new_tokens=16).token_ids
-    answers(model.generate(**padded(rows), custom_generate=cocoa, seed=1, do_sample=True, **spans), rows, sampled, PAD)
-    settings: dict[str, Any] = {"temperature": 1.5, "top_k": 9, "top_p": 0.8, "max_new_tokens": 16}
-    sampled = engine.generate_batch(rows, method="sample", seed=1, **settings)
-    output = model.generate(**padded(rows), custom_generate=cocoa, method="sample", do_sample=True, seed=1, **settings)
-    answers(output, rows, sampled, PAD)
-    only = LogitsProcessorList([TopKLogitsWarper(1)])  # of the user, besides the top_k of generate
-    greedy = engine.generate_batch(rows, method="greedy", max_new_tokens=16)
-    options: dict[str, Any] = {**settings, "do_sample": True, "logits_processor": only}
-    answers(model.generate(**padded(rows), custom_generate=Cocoa(method="sample"), **options), rows, greedy, PAD)
+@pytest.mark.parametrize(
+    ("settings", "own"), [({"temperature": 3.0}, {"top_k": 0}), ({**SAMPLED, "method": "sample", "top_k": 9}, {})]
+)
+def test_spans_and_tokens_are_sampled(tiny: CocoaEngine, settings: dict[str, Any], own: dict[str, Any]) -> None:
+    rows, settings = prompts(2), {"seed": 1, "max_new_tokens": 16, **settings}
+    sampled = tiny.generate_batch(rows, **{name: value for name, value in settings.items() if name != "do_sample"})
+    assert sampled[0].token_ids != tiny.generate(rows[0], max_new_tokens=16).token_ids
+    options = {**settings, **own, "do_sample": True}
+    answers(tiny.model.generate(**padded(rows), custom_generate=cocoa, **options), rows, sampled, PAD)
 
 
 def test_a_streamer_gets_the_prompt_then_each_token(engine: CocoaEngine) -> None:
@@ -180,13 +188,7 @@ def test_a_streamer_gets_the_prompt_then_each_token(engine: CocoaEngine) -> None
     text = engine.tokenizer.decode(sequences[0, ids.shape[1] :])
     assert "".join(streamer) == text
     with pytest.raises(CocoaError, match="one answer at a time"):
-        engine.model.generate(ids.repeat(2, 1), custom_generate=cocoa, streamer=Silent(), **SHORT)
-
-
-class Silent:
-    def put(self, value: Tensor) -> None: ...
-
-    def end(self) -> None: ...
+        engine.model.generate(ids.repeat(2, 1), custom_generate=cocoa, streamer=streamer, **SHORT)
 
 
 def test_risk_stops_calibrated_and_with_texts(engine: CocoaEngine) -> None:
@@ -229,19 +231,18 @@ def test_risk_stops_calibrated_and_with_texts(engine: CocoaEngine) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_what_cannot_be_honoured_is_refused(options: dict[str, Any], message: str) -> None:
-    model = tiny_model("llama")
+def test_what_cannot_be_honoured_is_refused(tiny: CocoaEngine, options: dict[str, Any], message: str) -> None:
     with pytest.raises((ConfigError, PromptError), match=message):
-        model.generate(torch.tensor(prompts(1)), custom_generate=cocoa, **{"max_new_tokens": 4, **options})
+        tiny.model.generate(torch.tensor(prompts(1)), custom_generate=cocoa, **{"max_new_tokens": 4, **options})
 
 
-def test_settings_that_are_none_are_refused() -> None:
+def test_settings_that_are_none_are_refused(tiny: CocoaEngine) -> None:
     with pytest.raises(ConfigError, match="max_new_tokens to generate"):
         Cocoa(max_new_tokens=4)
     with pytest.raises(ConfigError, match="alpha"):
         Cocoa(alhpa=1.0)
     with pytest.raises(ValueError, match="alhpa"):  # generate's own
-        tiny_model("llama").generate(torch.tensor(prompts(1)), custom_generate=cocoa, alhpa=1.0)
+        tiny.model.generate(torch.tensor(prompts(1)), custom_generate=cocoa, alhpa=1.0)
 
 
 @pytest.mark.slow
@@ -252,3 +253,56 @@ def test_the_model_is_not_kept_alive() -> None:
     del model
     gc.collect()
     assert gone() is None
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny: CocoaEngine) -> TextGenerationPipeline:
+    made: TextGenerationPipeline = pipeline("text-generation", model=tiny.model, tokenizer=tiny.tokenizer)
+    return made
+
+
+def test_a_pipeline_samples_the_candidates_at_their_own_probabilities(
+    pipe: TextGenerationPipeline, tiny: CocoaEngine
+) -> None:
+    expected = tiny.generate(BOTH[0], temperature=0.7, seed=5, max_new_tokens=16)
+    sampling = Cocoa(tokenizer=tiny.tokenizer, seed=5)
+    output = pipe(BOTH[0], custom_generate=sampling, max_new_tokens=16, return_tensors=True)
+    token_ids = output[0]["generated_token_ids"]
+    prompt = tiny.encode(BOTH[0])
+    assert list(token_ids)[len(prompt) :] == expected.token_ids
+    ids = torch.tensor([prompt])
+    kept = {"custom_generate": sampling, "do_sample": True, "temperature": 0.7, "max_new_tokens": 16}
+    sampled = [
+        tiny.model.generate(ids, **kept, top_k=top_k, return_dict_in_generate=True).generations[0] for top_k in (50, 0)
+    ]
+    log_probs = [[span.log_prob for span in answer.spans] for answer in sampled]
+    assert log_probs[0] == near(log_probs[1])
+
+
+GREEDY: dict[str, Any] = {"custom_generate": cocoa, "do_sample": False, "max_new_tokens": 8}
+
+
+def test_a_pipeline_answers_batches_and_chats(pipe: TextGenerationPipeline, tiny: CocoaEngine) -> None:
+    expected = [answer.text for answer in tiny.generate_batch(BOTH, max_new_tokens=8)]
+    batch = pipe(BOTH, batch_size=2, return_full_text=False, **GREEDY)
+    assert [answer["generated_text"] for [answer] in batch] == expected
+    messages = [{"role": "user", "content": "Hi"}]
+    [answer] = pipe(messages, **GREEDY)
+    assert answer["generated_text"][-1]["content"] == tiny.chat(messages, max_new_tokens=8).text
+    [answer] = pipe(BOTH[0], custom_generate=cocoa)  # at its defaults
+    assert len(answer["generated_text"]) > len(BOTH[0])
+
+
+def test_langchain_huggingface_over_such_a_pipeline(pipe: TextGenerationPipeline, tiny: CocoaEngine) -> None:
+    module = pytest.importorskip("langchain_huggingface.llms.huggingface_pipeline")
+    llm = module.HuggingFacePipeline(pipeline=pipe)
+    assert len(llm.invoke(BOTH[0], pipeline_kwargs={"custom_generate": cocoa})) > len(BOTH[0])
+    expected = [answer.text for answer in tiny.generate_batch(BOTH, max_new_tokens=8)]
+    assert llm.batch(BOTH, pipeline_kwargs={**GREEDY, "return_full_text": False}) == expected
+    assert "".join(llm.stream(BOTH[0], pipeline_kwargs=GREEDY)) == expected[0]
+
+
+def test_what_a_pipeline_must_be_told_is_one_line(pipe: TextGenerationPipeline) -> None:
+    with pytest.raises(ConfigError, match=r"top_p=0\.8.*give do_sample=False.*or top_p=1\.0 and top_k=0") as error:
+        pipe(BOTH[0], custom_generate=cocoa, top_p=0.8)
+    assert "\n" not in str(error.value)

@@ -35,7 +35,7 @@ class Items:
         position: the number of the answer's tokens before it.
         relative_position: the position as a share of the answer's tokens.
         source_attention: the mean source attention of its tokens; NaN if it was not measured.
-        consecutive, to_pre_norm, to_post_norm: ``[n, L]``, as in :class:`.LayerProfile`.
+        consecutive, to_pre_norm, to_post_norm: ``[n, L]``, as in :class:`~.scoring.text_profile.LayerProfile`.
         without_source: the same items after the prompt without its source, if measured.
     """
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from cocoa_engine import CocoaEngine
 from cocoa_engine.cli.app import app
 from tests.helpers.cocoa import Cocoa
 
@@ -105,22 +106,26 @@ def test_bad_input_is_one_line_before_any_work(
     assert loads == []
 
 
-@pytest.mark.parametrize("stdin", ["", "  \n", b"\xff\xfe\x00"])
-def test_bad_stdin(cocoa: Cocoa, loads: list[object], stdin: str | bytes) -> None:
-    assert_refused(cocoa("ask", stdin=stdin), "the question is")
+def test_bad_stdin(cocoa: Cocoa, loads: list[object]) -> None:
+    for stdin in ("", "  \n", b"\xff\xfe\x00"):
+        assert_refused(cocoa("ask", stdin=stdin), "the question is")
     assert loads == []
 
 
-def test_bad_input_that_the_engine_finds(cocoa: Cocoa) -> None:
+def test_an_empty_name_of_a_model() -> None:
+    assert_refused(CliRunner().invoke(app, ["ask", "Hi", "--model", ""]), "name of the model")
+
+
+def test_bad_input_that_the_engine_finds(cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     for prompt, text in (("The capital of France is", ""), ("", " Paris.")):
         assert_refused(cocoa("score", "--prompt", prompt, "--text", text), "")
+    assert_refused(cocoa(*ASK, "--middle-layers", "10,99"), "99")
+    assert_refused(cocoa("ask", "word " * 9000), "tokens")
+    monkeypatch.setattr(engine.tokenizer, "chat_template", None)
+    assert_refused(cocoa(*ASK), "--raw")
 
 
 def assert_refused(result: Result, words: str) -> None:
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
     assert result.stderr.startswith("cocoa: ")
     assert words in result.stderr
-
-
-def test_an_empty_name_of_a_model() -> None:
-    assert_refused(CliRunner().invoke(app, ["ask", "Hi", "--model", ""]), "name of the model")

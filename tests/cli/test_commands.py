@@ -27,12 +27,9 @@ PROMPT, TEXT = "The capital of France is", " Paris."
 COCOA = [sys.executable, "-m", "cocoa_engine.cli"]
 
 
-def test_score_json_is_the_engines(cocoa: Cocoa, engine: CocoaEngine) -> None:
+def test_score_json_is_the_engines_with_the_claims_of_the_divided_text(cocoa: Cocoa, engine: CocoaEngine) -> None:
     result = cocoa("score", "--prompt", PROMPT, "--text", TEXT, "--alpha", "1", "--json")
     assert Generation.model_validate_json(result.stdout) == engine.score(PROMPT, TEXT, alpha=1.0)
-
-
-def test_score_json_has_the_claims_of_the_divided_text(cocoa: Cocoa, engine: CocoaEngine) -> None:
     text = " Paris, on the Seine. It is old."
     shown = json.loads(cocoa("score", "--prompt", PROMPT, "--text", text, "--json").stdout)
     divided = engine.score(PROMPT, text, divide=True)

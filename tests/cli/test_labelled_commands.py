@@ -339,18 +339,8 @@ def test_calibrate_on_the_models_own_answers(cocoa: Cocoa, parts: Path, tmp_path
 def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> None:
     supported = [row for row in map(json.loads, answers.read_text().splitlines()) if not row["label"]]
     write(answers, supported)  # labels do not count
-    options = [
-        "--data",
-        answers,
-        "--prompts",
-        "3",
-        "--max-new-tokens",
-        "16",
-        "--plot",
-        tmp_path / "a.svg",
-        "--overwrite",
-    ]
-    result = cocoa("alpha", *options, "--json")
+    options = ["--prompts", "3", "--max-new-tokens", "16", "--plot", tmp_path / "a.svg", "--overwrite"]
+    result = cocoa("alpha", "--data", answers, *options, "--json")
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
     assert record["prompts"] == 3
@@ -359,7 +349,7 @@ def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> 
     assert ratios[0] <= record["low"] <= record["median"] <= record["high"] <= ratios[-1]
     assert record["median"] == pytest.approx((ratios[(len(ratios) - 1) // 2] + ratios[len(ratios) // 2]) / 2)
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")
-    assert f"median {record['median']:.2f}" in " ".join(cocoa("alpha", *options).stdout.split())
+    assert f"median {record['median']:.2f}" in " ".join(cocoa("alpha", "--data", answers, *options).stdout.split())
 
 
 def test_a_missing_extra_is_said(

@@ -121,17 +121,10 @@ def test_the_context_of_a_line_is_the_source_and_a_system_message_comes_first(
             assert answer.spans == near([span.risk for span in expected.spans if span.text.strip()])
     with pytest.raises(ConfigError, match="--system"):
         require_chat("Be brief.", raw=True)
-
-
-def test_lines_with_and_without_a_context_have_risks_of_one_kind(engine: CocoaEngine, tmp_path: Path) -> None:
-    lines: list[dict[str, object]] = [
-        {"question": "When?", "context": "The lighthouse was built in 1874."},
-        {"prompt": "Hello"},
-    ]
-    prompts = read_own_prompts(written(tmp_path / "prompts.jsonl", lines))
-    config = CocoaConfig(max_new_tokens=4, method="greedy")  # the embedded calibrator does not apply
-    for asked, source in ((prompts, "token_probability"), (prompts[:1], "source_attention")):
-        assert {answer.risk_source for answer in measure(engine, asked, config)} == {source}
+    # the risks of lines with and without a context are of one kind; the embedded calibrator does not apply
+    config = CocoaConfig(max_new_tokens=4, method="greedy")
+    for asked, kind in ((prompts, "token_probability"), (prompts[:1], "source_attention")):
+        assert {answer.risk_source for answer in measure(engine, asked, config)} == {kind}
 
 
 def test_an_interrupted_command_shows_the_answers_so_far(
@@ -215,9 +208,6 @@ def test_the_source_of_the_risk_decides_what_thresholds_are_possible(tiny_cocoa:
     refused = tiny_cocoa("threshold", "--prompts", file, "--at", "0.5,high")
     assert refused.exit_code == 2
     assert "--at takes numbers" in refused.stderr
-
-
-def test_the_raw_mlds_has_other_thresholds(tiny_cocoa: Cocoa, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("Hello\n")
     asked = ["threshold", "--prompts", str(tmp_path / "prompts.txt"), "--max-new-tokens", "4", "--at", "1.2", "--json"]
     assert "thresholds in [0, 1]" in " ".join(tiny_cocoa(*asked).stderr.split())

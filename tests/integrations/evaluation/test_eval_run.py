@@ -30,11 +30,13 @@ from cocoa_integrations.evaluation import (
     metrics,
 )
 from cocoa_integrations.evaluation.harness import new_run
+from cocoa_integrations.evaluation.judge import judge_run
 from cocoa_integrations.evaluation.tasks import Sample
 from tests.helpers.alike import near
 from tests.helpers.cocoa import Cocoa
 from tests.helpers.eval_data import TRUTHFULQA, rows_of, write_truthfulqa
 from tests.helpers.forward_passes import Pass, record
+from tests.helpers.judges import RuleJudge
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 ARMS = [Arm("greedy"), Arm("cocoa-sig", "f_mlds", 2.5)]
@@ -108,6 +110,8 @@ def test_generation_is_the_engines(engine: CocoaEngine, data_files: dict[str, Pa
         assert "".join(span["text"] for span in row["spans"]) == expected.text
         assert row["metrics"]["em"] == metrics.exact_match(row["answer"], sample.references)
     assert [one["samples"] for one in results["arms"]] == [2, 2]
+    judged = judge_run(tmp_path / "out", RuleJudge(rule=lambda _: '{"evaluation": "Correct"}'))  # which reads the run
+    assert [(one["samples"], one["unjudged"]) for one in judged["arms"]] == [(2, 0)] * 2
 
 
 def test_a_prompt_that_does_not_fit_is_cut(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from cocoa_engine.cli.options import LoadOptions, commands, with_options
 from cocoa_engine.cli.score import risk_of_row, score_rows, scored_row
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
 from cocoa_engine.rendering.wording import NOT_CALIBRATED
-from tests.helpers.cocoa import Cocoa
+from tests.helpers.cocoa import Cocoa, assert_refused
 from tests.helpers.made_up_answers import generation
 from tests.helpers.processes import LIMIT, run
 
@@ -122,9 +122,7 @@ def test_heads_of_the_model_that_was_named(
     assert result.stdout.startswith("1 heads of m␛[31m, 1 needles recalled; best: 0.0 (0.50)\n")
     (tmp_path / "file").touch()
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "file"))
-    refused = cocoa("heads", "some/model", "--prompts", "0")
-    assert refused.exit_code == 2
-    assert "Set COCOA_CACHE_DIR" in refused.output
+    assert_refused(cocoa("heads", "some/model", "--prompts", "0"), "Set COCOA_CACHE_DIR")
 
 
 def test_version_and_help(cocoa: Cocoa) -> None:
@@ -151,8 +149,7 @@ def test_a_command_that_cannot_be_loaded_fails_alone(
     assert shown.exit_code == 0
     assert "eval" in shown.stdout
     assert "(cannot be loaded)" in shown.stdout
-    assert failed.exit_code == 2
-    assert "no_such_module" in failed.stderr
+    assert_refused(failed, "no_such_module")
 
 
 def test_every_command_takes_the_model_in_both_ways() -> None:

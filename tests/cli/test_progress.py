@@ -5,14 +5,12 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import os
-import pty
 import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -23,14 +21,12 @@ from rich.console import Console
 
 from cocoa_engine import CocoaEngine, Span, SpanStream
 from cocoa_engine.cli import progress as module
-from cocoa_engine.cli.app import app
 from cocoa_engine.cli.output import can_redraw, live
 from cocoa_engine.cli.progress import Progress, Stage
 from cocoa_engine.errors import ModelLoadError
 from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.lab import heads as lab_heads
 from tests.helpers.cocoa import Cocoa
-from tests.helpers.processes import read_terminal
 
 LINE = re.compile(r"(\d[\d,]* of \d[\d,]* [a-z][a-z0-9 ]*|[a-z].*), (\d+ h )?\d+ (s|min) (left|so far)")
 """A line after the name of the command."""
@@ -224,41 +220,11 @@ def test_a_long_answer_and_a_long_prompt_print_lines(cocoa: Cocoa, monkeypatch: 
     assert any(re.fullmatch(r"ask: answering, \d+ s so far", line) for line in said)
 
 
-@pytest.fixture
-def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[str, str]]]:
-    """Runs ``cocoa`` with stderr on a terminal and stdout in a file, and returns what came to each."""
-    master, slave = pty.openpty()
-    shown: list[bytes] = []
-
-    def run(*args: object, **environment: str) -> tuple[str, str]:
-        for name in ("NO_COLOR", "FORCE_COLOR"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in {"TERM": "xterm-256color", **environment}.items():
-            monkeypatch.setenv(name, value)
-        reader = threading.Thread(target=read_terminal, args=(master, shown), daemon=True)
-        reader.start()
-        with open(slave, "w", encoding="utf-8") as stream, open("stdout", "w+", encoding="utf-8") as out:
-            monkeypatch.setattr(sys, "stderr", stream)
-            monkeypatch.setattr(sys, "stdout", out)
-            with pytest.raises(SystemExit):
-                app(list(map(str, args)), prog_name="cocoa")
-            out.seek(0)
-            printed = out.read()
-        reader.join(30)
-        return b"".join(shown).decode(), printed
-
-    yield run
-    monkeypatch.undo()
-    os.close(master)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("cocoa", "slow_steps")
 @pytest.mark.parametrize("color", [True, False])
-def test_a_terminal_gets_one_bar_that_is_gone_at_the_end(
-    on_terminal: Callable[..., tuple[str, str]], color: bool
-) -> None:
-    shown, printed = on_terminal(*COMMANDS["heads"], **({} if color else {"NO_COLOR": "1"}))
+def test_a_terminal_gets_one_bar_that_is_gone_at_the_end(terminal: Callable[..., tuple[str, str]], color: bool) -> None:
+    shown, printed = terminal(*COMMANDS["heads"], **({} if color else {"NO_COLOR": "1"}))
     assert re.search(r"━.* of 15 needles, ", shown)
     assert re.search(r"━.* of 6 prompts, ", shown)
     assert "heads: " not in shown

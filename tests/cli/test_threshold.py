@@ -15,7 +15,7 @@ from cocoa_engine.errors import ConfigError, DataError
 from cocoa_engine.lab import stopping
 from cocoa_engine.lab.stopping import SHARES, Answer, Count, by_default, measure, read_own_prompts, suggested
 from tests.helpers.alike import near
-from tests.helpers.cocoa import Cocoa
+from tests.helpers.cocoa import Cocoa, assert_refused
 
 MEASURED = [
     {"text": "Paris.", "spans": [{"text": "Paris", "risk": 0.2}, {"text": ".", "risk": 0.1}], "answers": ["Paris"]},
@@ -200,14 +200,10 @@ def test_the_source_of_the_risk_decides_what_thresholds_are_possible(tiny_cocoa:
     assert found["risk_source"] == "token_probability"
     assert all(0 <= row["threshold"] <= 1 for row in found["span"])
     assert "how unsure the model was" in tiny_cocoa("threshold", "--prompts", file).stdout
-    refused = tiny_cocoa("threshold", "--prompts", file, "--at", "1.2")
-    assert refused.exit_code == 2
-    assert "thresholds in [0, 1]" in " ".join(refused.stderr.split())
+    assert_refused(tiny_cocoa("threshold", "--prompts", file, "--at", "1.2"), "thresholds in [0, 1]")
     mixed = written(tmp_path / "mixed.jsonl", [*own, {**MEASURED[0], "risk_source": "f_mlds"}])
     assert "different sources" in tiny_cocoa("threshold", "--prompts", mixed).stderr
-    refused = tiny_cocoa("threshold", "--prompts", file, "--at", "0.5,high")
-    assert refused.exit_code == 2
-    assert "--at takes numbers" in refused.stderr
+    assert_refused(tiny_cocoa("threshold", "--prompts", file, "--at", "0.5,high"), "--at takes numbers")
     (tmp_path / "prompts.txt").write_text("Hello\n")
     asked = ["threshold", "--prompts", str(tmp_path / "prompts.txt"), "--max-new-tokens", "4", "--at", "1.2", "--json"]
     assert "thresholds in [0, 1]" in " ".join(tiny_cocoa(*asked).stderr.split())

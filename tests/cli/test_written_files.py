@@ -23,7 +23,7 @@ from cocoa_engine.cli.output import reserved
 from cocoa_engine.errors import ConfigError, OutputError
 from cocoa_engine.lab.fit_calibrator import verdict
 from cocoa_engine.output_files import append, draft_of, locked, open_in_place, require_writable, write_file
-from tests.helpers.cocoa import Cocoa
+from tests.helpers.cocoa import Cocoa, assert_refused
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
 from tests.helpers.mutations import outcome
 from tests.helpers.processes import limited
@@ -222,8 +222,7 @@ def test_a_command_leaves_alone_what_another_process_writes(
     before = sorted(file.parent.iterdir())
     with held(file):
         refused = cocoa(command, "--data", labelled, "--out", str(tmp_path / out), "--overwrite")
-    assert refused.exit_code == 2
-    assert f"another process is using {file}; wait for it" in " ".join(refused.stderr.split())
+    assert_refused(refused, f"another process is using {file}; wait for it")
     assert loads == []
     assert sorted(file.parent.iterdir()) == before
 
@@ -271,9 +270,7 @@ def test_what_is_there_is_not_overwritten(
     before = file.read_text()
     link.symlink_to(data["texts"])
     places = {**data, "folder": tmp_path, "out": tmp_path / "out.json", "link": link}
-    refused = cocoa(*(word.format(**places) for word in command.split()))
-    assert refused.exit_code == 2
-    assert words in " ".join(refused.stderr.split())
+    assert_refused(cocoa(*(word.format(**places) for word in command.split())), words)
     assert file.read_text() == before
     assert loads == []
 
@@ -313,9 +310,7 @@ def test_the_model_is_an_option_and_an_argument(cocoa: Cocoa, loads: list[Any]) 
         result = cocoa(*arguments)
         assert result.exit_code == 0, result.output
         assert loads.pop()[0] == "a", arguments
-    refused = cocoa("info", "a", "--model", "b")
-    assert refused.exit_code == 2
-    assert "two models are given: --model b and the argument 'a'" in " ".join(refused.stderr.split())
+    assert_refused(cocoa("info", "a", "--model", "b"), "two models are given: --model b and the argument 'a'")
     assert loads == []
 
 
@@ -475,5 +470,4 @@ def test_rows_are_scored_into_a_pipe(cocoa: Cocoa, labelled: Path, pipe: Path, t
     assert "is replaced" not in result.output
     os.mkfifo(tmp_path / "rows.parquet")
     refused = within_limit(lambda: cocoa("score", "--rows", labelled, "--out", str(tmp_path / "rows.parquet")))
-    assert refused.exit_code == 2
-    assert "to which Parquet cannot be written" in " ".join(refused.output.split())
+    assert_refused(refused, "to which Parquet cannot be written")

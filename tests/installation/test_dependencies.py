@@ -140,25 +140,19 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
     declared = {*BASE, *EXTRAS["all"], *EXTRAS["ray"]}
     assert [str(one) for one in _imports() if one.package not in declared] == []
     assert declared - {one.package for one in (*_imports(), *_needs())} == INDIRECT
-
-
-def test_what_tests_and_benchmarks_import_is_declared() -> None:
     declared = {*BASE, *EXTRAS["dev"], *ELSEWHERE}
     found = _imports("tests", "benchmarks")
     assert {"pytest", "httpx", "markdown-it"} <= {one.package for one in found}
     assert [str(one) for one in found if OF_TESTS.get(one.package, one.package) not in declared] == []
 
 
-def test_modules_import_without_extras_or_with_the_one_they_ask_for() -> None:
+def test_modules_and_needs_ask_for_an_extra_that_brings_what_they_import() -> None:
     undeclared = []
     for one in _imports():
         extra = next((extra for part, extra in EXTRA_OF_FOLDER.items() if one.file.startswith(part)), None)
         if one.at_top and one.package not in {*BASE, *(EXTRAS[extra] if extra else ())}:
             undeclared.append(str(one))
     assert undeclared == []
-
-
-def test_a_need_names_an_extra_that_brings_the_package() -> None:
     assert [str(one) for one in _needs() if one.package not in EXTRAS[one.extra]] == []
 
 

@@ -71,7 +71,7 @@ def test_the_curve_on_other_architectures(architecture: str) -> None:
     assert prompt == [5, 6, 7, 8]
 
 
-def test_the_curve_of_what_is_not_there(engine: CocoaEngine) -> None:
+def test_the_curve_of_what_is_not_there_is_refused(engine: CocoaEngine) -> None:
     answer = engine.generate(PROMPT, max_new_tokens=4)
     with pytest.raises(ConfigError, match="no such span"):
         engine.layer_profile(PROMPT, answer, len(answer.spans))

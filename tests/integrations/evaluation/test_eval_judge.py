@@ -24,7 +24,7 @@ from cocoa_integrations.evaluation.agreement import agreement, in_words, read_la
 from cocoa_integrations.evaluation.harness import SAMPLES, new_run
 from cocoa_integrations.evaluation.judge import Judge, factscore, factscore_report, factscore_run, judge_run
 from cocoa_integrations.evaluation.prompts import QUESTIONS, facts_of, yes_or_no
-from tests.helpers.cocoa import Cocoa
+from tests.helpers.cocoa import Cocoa, assert_refused
 from tests.helpers.eval_data import RUN_ARMS as ARMS
 from tests.helpers.eval_data import TRUTHFULQA, rows_of, run_rows, run_settings, write_jsonl
 from tests.helpers.judges import RuleJudge
@@ -272,28 +272,13 @@ def test_bad_requests(folder: Path, summaries: Path, tmp_path: Path, recorded: R
     assert not (summaries / "factscore.jsonl").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "file", "words", "units"),
-    [
-        ((), "judged.md", "Judge: openai:gpt-4o.", ()),
-        (
-            ("--factscore", "--gamma", "10"),
-            "factscore.md",
-            "Judge: openai:gpt-4o. FActScore with the length penalty",
-            ("summaries", "facts"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("of_facts", [False, True])
 def test_command(
-    summaries: Path,
-    recorded: RuleJudge,
-    cocoa: Cocoa,
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[str, ...],
-    file: str,
-    words: str,
-    units: tuple[str, ...],
+    summaries: Path, recorded: RuleJudge, cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch, of_facts: bool
 ) -> None:
+    options, file, words = (), "judged.md", "Judge: openai:gpt-4o."
+    if of_facts:
+        options, file, words = ("--factscore", "--gamma", "10"), "factscore.md", f"{words} FActScore with the length"
     unknown = cocoa("judge", summaries, "--judge", "nobody:model", *options)
     assert (unknown.exit_code, unknown.stderr.count("\n")) == (2, 1)
     assert "nobody" in unknown.stderr
@@ -302,7 +287,7 @@ def test_command(
 
     def made(name: str, **settings: Any) -> RuleJudge:
         asked.append((name, settings))
-        return recorded if options else RuleJudge(rule=lambda _: '{"final_verdict": "Hallucination"}', temperature=0.0)
+        return recorded if of_facts else RuleJudge(rule=lambda _: '{"final_verdict": "Hallucination"}', temperature=0.0)
 
     monkeypatch.setattr("langchain.chat_models.init_chat_model", made)
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
@@ -311,11 +296,13 @@ def test_command(
     assert asked == [("openai:gpt-4o", {"temperature": 0.0})]
     assert shown.stdout == (summaries / file).read_text()
     assert words in shown.stdout
-    assert all(re.search(rf"^judge: \d+ of \d+ {unit}, ", shown.stderr, re.MULTILINE) for unit in units)
+    assert all(
+        re.search(rf"^judge: \d+ of \d+ {unit}, ", shown.stderr, re.MULTILINE)
+        for unit in ("summaries", "facts")
+        if of_facts
+    )
     for wrong, message in ((("--gamma", "10"), "--factscore"), (("--factscore", "--labels", "x.csv"), "--labels")):
-        refused = cocoa("judge", summaries, "--judge", "openai:gpt-4o", *wrong)
-        assert refused.exit_code == 2
-        assert message in refused.stderr
+        assert_refused(cocoa("judge", summaries, "--judge", "openai:gpt-4o", *wrong), message)
 
 
 def write_labels(path: Path, rows: list[dict[str, str]]) -> Path:

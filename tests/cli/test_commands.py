@@ -85,11 +85,7 @@ def test_score_of_several_texts(cocoa: Cocoa, engine: CocoaEngine) -> None:
         assert row[5:] == [f"{span.f_mlds:.4f}", f"{span.score:.4f}"]
 
 
-def test_info_json_is_the_engines(cocoa: Cocoa, engine: CocoaEngine) -> None:
-    assert ModelInfo.model_validate_json(cocoa("info", "--json").stdout) == engine.info()
-
-
-def test_info_shows_what_was_asked_for(
+def test_info_shows_what_was_asked_for_and_json_is_the_engines(
     cocoa: Cocoa, loads: list[tuple[str | None, object]], engine: CocoaEngine
 ) -> None:
     result = cocoa("info", "some/model", "--no-color")
@@ -101,6 +97,7 @@ def test_info_shows_what_was_asked_for(
     assert rows["backend"] == "shared_cache"
     assert (rows["native obstacle"] == "none") == (engine.info().native_obstacle is None)
     assert "unknown" not in rows.values()
+    assert ModelInfo.model_validate_json(cocoa("info", "--json").stdout) == engine.info()
 
 
 def test_heads_of_the_model_that_was_named(
@@ -263,13 +260,6 @@ def test_a_method_that_divides_no_text_scores_it_as_one_span(tiny: CocoaEngine, 
     assert json.loads(out.read_text(encoding="utf-8"))["risk"] == risk_of_row(scored)
 
 
-def test_a_page_by_a_method_that_divides_no_text(cocoa: Cocoa, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    result = cocoa("score", "--method", "dola", "--prompt", "The capital is", "--text", " Paris.", "--html", str(page))
-    assert result.exit_code == 0, result.stderr
-    assert "Paris" in page.read_text(encoding="utf-8")
-
-
 def test_values_are_valid_json() -> None:
     risky = generation(("Rome", float("nan")), (" is old", 0.2))
     json.dumps(risk_of_row(risky), allow_nan=False)
@@ -301,3 +291,6 @@ def test_the_command(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path) -> None:
     html = page.read_text(encoding="utf-8")
     assert 'class="cocoa-verdict"' in html
     assert "Seine" in html
+    by_dola = cocoa("score", "--method", "dola", "--prompt", PROMPT, "--text", TEXT, "--html", str(page))
+    assert by_dola.exit_code == 0, by_dola.stderr  # a method that divides no text
+    assert "Paris" in page.read_text(encoding="utf-8")

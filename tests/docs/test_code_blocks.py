@@ -77,13 +77,6 @@ def test_python_blocks_run(
                 assert capsys.readouterr().out.strip(), f"{name_of(page)}:{block.line} prints nothing"
 
 
-def test_settings_can_be_parsed() -> None:
-    settings = [(page, block) for page in PAGES for block in blocks(page) if block.language in PARSERS]
-    parsed = {f"{name_of(page)}:{block.line}": PARSERS[block.language](block.code) for page, block in settings}
-    assert parsed
-    assert [place for place, value in parsed.items() if not (value and isinstance(value, dict))] == []
-
-
 FOLDERS = [path.name for path in ROOT.iterdir() if (path / "__init__.py").exists() or path.name in ("docs", "examples")]
 _PATH = re.compile(rf"(?<![\w./:-])((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*[\w/])(#[\w-]+)?")
 
@@ -107,27 +100,25 @@ def _missing_paths(text: str) -> list[str]:
 
 def _wrong_options(page: Path, spans: list[str]) -> list[str]:
     """Options after ``cocoa COMMAND`` are that command's. Options alone are those of any command, or listed above."""
-    of_others = OPTIONS_OF_OTHERS.get(name_of(page), set())
-    wrong, unused = [], set(of_others)
-    for span in spans:
-        command = re.match(r"cocoa ([a-z][a-z-]*)", span)
-        if command is None and not span.startswith("--"):
-            continue  # a command of another program
-        of_commands = OPTIONS.get(command[1], set()) if command else set().union(*OPTIONS.values())
-        for option in _OPTION.findall(span):
-            if option in of_commands:
-                continue
-            if command is None and option in of_others:
-                unused.discard(option)
-            else:
-                wrong.append(f"{option} in `{span}`")
-    return wrong + [f"{option} is not on the page" for option in unused]
+    of_others, of_commands = OPTIONS_OF_OTHERS.get(name_of(page), set()), set().union(*OPTIONS.values())
+    named = {
+        (re.match(r"(?:cocoa ([a-z][a-z-]*))?", span)[1], option)
+        for span in spans
+        for option in _OPTION.findall(span)
+        if re.match(r"--|cocoa [a-z]", span)
+    }
+    alone = {option for command, option in named if command is None} - of_commands
+    return sorted({*alone} ^ of_others) + [
+        f"{option} of {command}" for command, option in named if command and option not in OPTIONS.get(command, set())
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_paths_commands_and_options_of_a_page_exist_and_what_is_not_run_has_a_reason(page: Path) -> None:
+def test_what_a_page_names_exists_its_settings_can_be_parsed_and_what_is_not_run_has_a_reason(page: Path) -> None:
     spans, code = code_spans(page), blocks(page)
     assert [block.line for block in code if block.reason is not None and len(block.reason.split()) < 2] == []
+    settings = [PARSERS[block.language](block.code) for block in code if block.language in PARSERS]
+    assert all(parsed and isinstance(parsed, dict) for parsed in settings)
     words = [span.split() for span in spans if re.match(r"(make|pip|python\S*) ", span)]
     words += [line for block in code if block.language in SHELLS for line in command_lines(block)]
     faults = {" ".join(command): fault for command in words if (fault := _fault(command)) is not None}

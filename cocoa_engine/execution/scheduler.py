@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -38,17 +39,12 @@ class Work:
     """A unit of work for the scheduler: one step of a sequence, or its whole prompt.
 
     Attributes:
-        backend: runs the model.
-        tree: the sequence.
         capture: the hidden states to capture. Only steps with the same spec share a pass.
         paths: what the step feeds; `None` to feed the prompt.
-        first: the result for a prompt: the logits ``[V]`` after it.
-        output: the result for a step.
-        error: the error that the pass raised, if any.
-        cancellation: the caller's cancellation.
+        first: the result for a prompt: the logits ``[V]`` after it. That for a step is ``output``.
         dropped: whether the caller was interrupted or cancelled, and has stopped waiting.
         in_pass: whether it is part of the pass that is running now.
-        owner: wakes the caller.
+        owner: wakes the caller; set by :meth:`Scheduler.feed`.
     """
 
     backend: Backend
@@ -61,7 +57,7 @@ class Work:
     cancellation: Cancellation = field(default_factory=Cancellation)
     dropped: bool = False
     in_pass: bool = False
-    owner: threading.Condition | None = None
+    owner: Any = None
 
     @property
     def done(self) -> bool:
@@ -75,14 +71,11 @@ class Scheduler:
     A free slot goes to the owner that holds the fewest, and otherwise to the one that has waited longest. An owner that
     asks for hundreds of answers at once therefore holds up others by one answer at most.
 
-    Args:
-        slots: number of batch slots, that is, the maximum number of sequences that decode at the same time.
-        max_queue: maximum number of calls that wait for a batch slot.
-
     Attributes:
+        slots: the maximum number of sequences that decode at the same time.
+        max_queue: maximum number of calls that wait for a batch slot.
+        running: number of sequences that hold a batch slot.
         observers: called with the work of each pass just before it, in the thread that runs it.
-        patience: see :data:`PATIENCE`.
-        prefill_chunk: see :data:`PREFILL_CHUNK`.
     """
 
     def __init__(self, slots: int, max_queue: int) -> None:
@@ -92,7 +85,7 @@ class Scheduler:
         self.patience = PATIENCE
         self.prefill_chunk = PREFILL_CHUNK
         self._guard = free_in_child(threading.Lock())  # guards the next three fields
-        self._taken = 0
+        self.running = 0
         self._held: Counter[object] = Counter()  # slots by owner
         self._queue: dict[object, deque[threading.Event]] = {}  # by owner, the one that has waited longest first
         self._user_code = threading.local()
@@ -102,12 +95,6 @@ class Scheduler:
         self._driving = False  # whether a pass runs
         self._prefilled = False  # whether the last pass was a prefill; steps are next
         self._not_before = 0.0  # time until which the next pass waits for callers that are not ready
-        self._duration = 0.0  # of the last pass, in seconds
-
-    @property
-    def running(self) -> int:
-        """Number of sequences that hold a batch slot."""
-        return self._taken
 
     @property
     def waiting(self) -> int:
@@ -117,7 +104,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether no batch slot is taken, no call waits and no work is pending."""
-        return not (self._taken or self._queue or self._pending or self._leader)
+        return not (self.running or self._queue or self._pending or self._leader)
 
     def enter(
         self,
@@ -127,16 +114,9 @@ class Scheduler:
         cancellation: Cancellation | None = None,
         owner: object = None,
     ) -> bool:
-        """Take a batch slot, and wait for one if none is free. Release it with :meth:`leave`.
+        """Take a batch slot for an owner, and wait for one if none is free. Release it with :meth:`leave`.
 
-        Args:
-            wait: whether to wait for a slot.
-            may_refuse: whether to raise an error if the queue is full.
-            cancellation: stops the wait.
-            owner: for whom the slot is. Owners take turns.
-
-        Returns:
-            Whether a slot was taken: always, unless ``wait`` is `False`.
+        Without ``wait``, the result is whether one was free. Without ``may_refuse``, a full queue is no error.
 
         Raises:
             EngineBusyError: the queue is full.
@@ -147,15 +127,15 @@ class Scheduler:
         with self._guard:
             # a call by a processor of a request that holds a slot must not wait for that request to end
             nested = getattr(self._user_code, "runs", False)
-            if nested or (self._taken < self.slots and not self._queue):
-                self._taken += 1
+            if nested or (self.running < self.slots and not self._queue):
+                self.running += 1
                 self._held[owner] += 1
                 return True
             if not wait:
                 return False
             if may_refuse and self.waiting >= self.max_queue:
                 raise EngineBusyError(
-                    f"the engine is busy (requests running: {self._taken}, waiting: {self.waiting}); try again "
+                    f"the engine is busy (requests running: {self.running}, waiting: {self.waiting}); try again "
                     "later, or increase Runtime(max_queue=...) or Runtime(max_batch_size=...)."
                 )
             woken = threading.Event()  # when it has left the queue, the call holds a slot
@@ -178,26 +158,22 @@ class Scheduler:
         return True
 
     def leave(self, owner: object = None) -> None:
-        """Release a batch slot, which a waiting call gets.
-
-        Args:
-            owner: for whom it was taken.
-        """
+        """Release the batch slot of an owner, which a waiting call gets."""
         with self._guard:
             self._give_up(owner)
         with self._turn:  # a pass that waits for this sequence can run now
             self._hurry()
 
     def _give_up(self, owner: object) -> None:
-        if self._queue and self._taken <= self.slots:
-            following = min(self._queue, key=lambda one: self._held[one])
+        if self._queue and self.running <= self.slots:
+            following = min(self._queue, key=self._held.__getitem__)
             waiting = self._queue.pop(following)
             waiting.popleft().set()
             if waiting:
                 self._queue[following] = waiting  # behind the others
             self._held[following] += 1
         else:
-            self._taken -= 1
+            self.running -= 1
         self._held[owner] -= 1
         if not self._held[owner]:
             del self._held[owner]
@@ -258,7 +234,7 @@ class Scheduler:
                 if self._leader is woken:
                     self._leader = None
                 if self._leader is None and self._pending:
-                    _wake(self._pending[0])  # its caller leads now, or wakes the next one
+                    self._pending[0].owner.notify()  # leads now, or wakes the next one
         require_running()
 
     def _sleep(self, woken: threading.Condition, seconds: float | None = None) -> None:
@@ -272,7 +248,7 @@ class Scheduler:
 
     def _patience(self) -> float:
         """Seconds that the next pass still waits for more callers; 0 or less to run it now."""
-        return 0.0 if len(self._pending) >= self._taken else self._not_before - time.monotonic()
+        return 0.0 if len(self._pending) >= self.running else self._not_before - time.monotonic()
 
     def _drive(self) -> None:
         """Run one pass for some of the pending work. The lock is released during the pass."""
@@ -288,12 +264,11 @@ class Scheduler:
             for observe in self.observers:
                 observe(batch)
             everyone = batch[0].cancellation if len(batch) == 1 else _Everyone(batch)
-            everyone.run(run, batch, None if self._taken <= 1 else self.prefill_chunk)
+            everyone.run(run, batch, None if self.running <= 1 else self.prefill_chunk)
         finally:
             self._turn.acquire()
             now = time.monotonic()
-            self._duration = now - start
-            self._not_before = now + self.patience * self._duration
+            self._not_before = now + self.patience * (now - start)
             self._driving = False
             for work in batch:
                 work.in_pass = False
@@ -301,25 +276,25 @@ class Scheduler:
             self._pending += [work for work in batch if not (work.done or work.dropped)]
             for work in [*batch, *self._pending]:
                 if work.done or work.cancellation.cancelled:
-                    _wake(work)
+                    work.owner.notify()
 
     def _pick(self) -> list[Work]:
         """Remove the work of the next pass from the pending work: one prompt, or the steps that can share a pass.
 
         Prompts and steps alternate. Cancelled work is skipped, because its caller removes it; the result may be empty.
         """
-        wanted = [work for work in self._pending if not work.cancellation.cancelled]
-        if not wanted:
+        ready = [work for work in self._pending if not work.cancellation.cancelled]
+        if not ready:
             return []
-        prompts = [work for work in wanted if work.paths is None]
-        steps = [work for work in wanted if work.paths is not None]
+        prompts = [work for work in ready if work.paths is None]
+        steps = [work for work in ready if work.paths is not None]
         self._prefilled = bool(prompts) and not (steps and self._prefilled)
         if self._prefilled:
             batch = prompts[:1]
         else:
-            first = steps[0]
-            alike = [work for work in steps if work.backend is first.backend and work.capture == first.capture]
-            batch = alike[: first.backend.max_sequences or self.slots]
+            backend, capture = steps[0].backend, steps[0].capture
+            batch = [work for work in steps if work.backend is backend and work.capture == capture]
+            batch = batch[: backend.max_sequences or self.slots]
         chosen = set(map(id, batch))
         self._pending = [work for work in self._pending if id(work) not in chosen]
         return batch
@@ -337,18 +312,11 @@ class _Everyone(Cancellation):
         return all(work.cancellation.cancelled for work in self._batch)
 
 
-def _wake(work: Work) -> None:
-    if work.owner is not None:
-        work.owner.notify()
-
-
 def run(batch: Sequence[Work], prefill_chunk: int | None) -> None:
-    """Run one pass. A failed pass is repeated for each sequence alone, so that only the failing one gets the error.
+    """Run one pass of one prompt, or of steps with the same backend and capture spec, and store results and errors.
 
-    Args:
-        batch: one prompt, or steps with the same backend and capture spec. Results and errors are stored in its items;
-            neither is if all their callers were cancelled during the pass.
-        prefill_chunk: maximum number of prompt tokens to feed; `None` uses the backend's chunk size.
+    A failed pass is repeated for each sequence alone, so that only the failing one gets the error. Nothing is stored if
+    all callers were cancelled during the pass.
     """
     backend = batch[0].backend
     try:

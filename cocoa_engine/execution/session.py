@@ -24,14 +24,7 @@ class Session:
 
     Args:
         model: a decoder-only ``PreTrainedModel`` with a language-modelling head, or a light one.
-        tokenizer: its tokenizer.
-        runtime: settings of speed and memory.
         model_name: the name to store in results; by default the model's ``name_or_path``.
-
-    Attributes:
-        model: the checked language model.
-        tokens: the thread-safe tokenizer.
-        scheduler: runs the batch that all calls share.
 
     Raises:
         UnsupportedModelError: the model is not a causal language model, or has fewer than 3 layers.
@@ -53,19 +46,12 @@ class Session:
         self._chosen: tuple[tuple[Any, ...], Chosen] | None = None
 
     def require_process(self) -> None:
-        """Check that the process has not forked since the session was created.
-
-        Raises:
-            ForkedProcessError: this is a forked child.
-        """
+        """Raise ForkedProcessError if the process has forked since the session was created."""
         require_process(self._process)
 
     @property
     def chosen(self) -> Chosen:
-        """The backend for the model's current state, and the reason for the choice.
-
-        It is chosen at the first access, and again if the model's weights or hooks have changed.
-        """
+        """The backend, chosen at the first access, and again if the model's weights or hooks have changed."""
         with self.model.lock:
             state = state_of(self.model)
             if self._chosen is None or self._chosen[0] != state:

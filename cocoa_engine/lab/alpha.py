@@ -61,11 +61,7 @@ def collect(
 
 
 def suggest(candidates: Sequence[Scale]) -> AlphaRange:
-    """The range of alpha that the candidates suggest. Candidates with an MLDS of 0 are ignored.
-
-    Raises:
-        CalibrationError: there are no candidates, because no prompt led to a risk point.
-    """
+    """The range of alpha that the candidates suggest. Candidates with an MLDS of 0 are ignored."""
     values = np.array([candidate for candidate in candidates if candidate[0] > 0], dtype=np.float64)
     if not len(values):
         raise CalibrationError("no candidate spans: none of the prompts led to a risk point. Give more prompts.")

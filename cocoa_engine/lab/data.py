@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from random import Random
-from typing import Annotated, NamedTuple, Protocol, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 from pydantic import Field, RootModel, StrictBool, StrictInt
 
@@ -146,31 +146,6 @@ def checked(records: Sequence[LabelledText], where: object, *, both_classes: boo
     return list(records)
 
 
-class Grouped(Protocol):
-    """An item with a group. Items with the same prompt have the same group."""
-
-    @property
-    def group(self) -> str: ...
-
-
-Record = TypeVar("Record", bound=Grouped)
-
-
-def sample(records: Sequence[Record], prompts: int | None = None, seed: int = 0) -> list[Record]:
-    """Draw some prompts and return their records, grouped by prompt.
-
-    Args:
-        records: the records of all prompts.
-        prompts: the number of prompts to draw at random. `None` takes all.
-        seed: the seed of the draw.
-    """
-    by: dict[str, list[Record]] = {}
-    for record in records:
-        by.setdefault(record.group, []).append(record)
-    drawn = set(by if prompts is None or prompts >= len(by) else Random(seed).sample(list(by), prompts))
-    return [record for name, same in by.items() if name in drawn for record in same]
-
-
 @dataclass(frozen=True)
 class Question:
     """A question with its known answers.
@@ -201,6 +176,24 @@ class Question:
         return any(f" {normalized(known)} " in words for known in self.answers)
 
 
+Record = TypeVar("Record", LabelledText, Question)
+
+
+def sample(records: Sequence[Record], prompts: int | None = None, seed: int = 0) -> list[Record]:
+    """Draw some prompts and return their records, grouped by prompt.
+
+    Args:
+        records: the records of all prompts.
+        prompts: the number of prompts to draw at random. `None` takes all.
+        seed: the seed of the draw.
+    """
+    by: dict[str, list[Record]] = {}
+    for record in records:
+        by.setdefault(record.group, []).append(record)
+    drawn = set(by if prompts is None or prompts >= len(by) else Random(seed).sample(list(by), prompts))
+    return [record for name, same in by.items() if name in drawn for record in same]
+
+
 class _Passage(RowModel):
     text: str
 
@@ -217,11 +210,6 @@ class _QuestionRow(RowModel):
     ctxs: list[_Passage] | None = None
     group: str | int | float | None = None
 
-    def questions(self) -> list[Question]:
-        context = self.ctxs[0].text if self.context is None and self.ctxs else self.context
-        group = self.question if self.group is None else str(self.group)
-        return [Question(self.question, context, tuple(self.answers), group)]
-
 
 class _SwapRow(RowModel):
     """A row of NQ-Swap: a question with its own passage, and with one in which the answer is swapped."""
@@ -232,10 +220,6 @@ class _SwapRow(RowModel):
     sub_context: str
     sub_answer: _Answers
 
-    def questions(self) -> list[Question]:
-        pairs = ((self.org_context, self.org_answer), (self.sub_context, self.sub_answer))
-        return [Question(self.question, context, tuple(answers), self.question) for context, answers in pairs]
-
 
 def read_questions(path: str | Path) -> list[Question]:
     """Read a file of questions. Repeated questions with the same context are read once.
@@ -245,20 +229,25 @@ def read_questions(path: str | Path) -> list[Question]:
         MissingExtraError: the file is parquet, and pyarrow is not installed.
     """
     path = Path(path)
-    swap = path.suffix == ".parquet"
-    kind: type[_QuestionRow | _SwapRow] = _SwapRow if swap else _QuestionRow
     questions: dict[tuple[str, str | None], Question] = {}
     swapped: set[str] = set()
-    for where, value in read_parquet(path) if swap else read_json_lines(path):
-        row = parsed(kind, value, where)
-        if row.question in swapped:  # the other rows swap in other answers
-            continue
-        for question in row.questions():
+    for where, value in read_parquet(path) if path.suffix == ".parquet" else read_json_lines(path):
+        if path.suffix == ".parquet":
+            swap = parsed(_SwapRow, value, where)
+            if swap.question in swapped:  # the other rows swap in other answers
+                continue
+            swapped.add(text := swap.question)
+            pairs = [(swap.org_context, swap.org_answer), (swap.sub_context, swap.sub_answer)]
+            rows = [Question(text, context, tuple(answers), text) for context, answers in pairs]
+        else:
+            row = parsed(_QuestionRow, value, where)
+            context = row.ctxs[0].text if row.context is None and row.ctxs else row.context
+            group = row.question if row.group is None else str(row.group)
+            rows = [Question(row.question, context, tuple(row.answers), group)]
+        for question in rows:
             if not question.text.strip() or not any(normalized(answer) for answer in question.answers):
                 raise DataError(f"{where}: the question is empty, or none of its answers contains a word.")
             questions.setdefault((question.text, question.context), question)
-        if swap:
-            swapped.add(row.question)
     if not questions:
         raise DataError(f"{path} has no questions.")
     return list(questions.values())

@@ -148,11 +148,9 @@ def folds_of(items: LabelledFeatures, folds: int, seed: int = 0) -> Folds:
     return list(splitter.split(items.features, items.labels, shuffled))
 
 
-STRENGTHS = (0.1, 1.0, 10.0)
-"""Strengths of the ridge penalty on standardised states, for each span. Every fit selects one of them."""
-
-FOLDS = 5
-"""Folds of the cross-fit. With fewer prompts of a class, there are as many folds as such prompts, and at least 2."""
+STRENGTHS, FOLDS = (0.1, 1.0, 10.0), 5
+"""Strengths of the ridge penalty on standardised states, for each span, of which every fit selects one; and the folds
+of the cross-fit. With fewer prompts of a class, there are as many folds as such prompts, and at least 2."""
 
 
 class Direction(NamedTuple):
@@ -204,11 +202,9 @@ def fit_direction(states: Floats32, labels: NDArray[np.bool_], folds: Folds) -> 
     return Direction(weights, direction.intercept - float(weights @ mean)), scores[best]
 
 
-CUT = 0.005
-"""Before centre and covariance are estimated, each feature is cut at this quantile on either side."""
-
-JITTER = 0.01
-"""Added to the variance of each scaled feature, so that features which determine one another can be inverted."""
+CUT, JITTER = 0.005, 0.01
+"""Before centre and covariance are estimated, each feature is cut at this quantile on either side. JITTER is added to
+the variance of each scaled feature, so that features which determine one another can be inverted."""
 
 
 def fit_domain(scaled: Floats, folds: Folds) -> Domain:
@@ -309,15 +305,10 @@ there are ENOUGH_RISKS out-of-fold risks, at most MAX_REPEATS times."""
 
 
 def fit(items: LabelledFeatures, data: str, settings: FitSettings = DEFAULTS) -> tuple[FittedRisk, Direction | None]:
-    """Fit a risk on all items, and validate it by cross-validation on prompts that were left out.
+    """Fit a risk on all items, described as ``data``, and validate it on prompts that were left out.
 
     Items with hidden states also get a probe. Its score is their last feature: in the fit by a direction fitted on
     other prompts, in the validation by one fitted on the other folds.
-
-    Args:
-        items: the labelled items.
-        data: a description of their data.
-        settings: how it is fitted.
 
     Returns:
         The risk, and the direction of its probe; `None` for items without hidden states.

@@ -77,12 +77,12 @@ def fit_calibrator(
     """
     config, engine = config or engine.config, engine.without_calibrator()
     forced = force(engine, answers, config, chat=chat)
-    found = labelled_features(forced, config, engine.num_layers, states=settings.probe)
-    about: dict[Level, str] = dict.fromkeys(found, f"{len(answers)} given answers")
+    items = labelled_features(forced, config, engine.num_layers, states=settings.probe)
+    about: dict[Level, str] = dict.fromkeys(items, f"{len(answers)} given answers")
     if questions:
-        found["answer"] = own_answers(engine, questions, config)
+        items["answer"] = own_answers(engine, questions, config)
         about["answer"] = f"the model's own answers to {len(questions)} questions"
-    return _warned(engine, config, found, about, settings)
+    return _warned(engine, config, items, about, settings)
 
 
 def fit_self_made(
@@ -136,7 +136,6 @@ def _warned(
     about: Mapping[Level, str],
     settings: FitSettings,
 ) -> RiskCalibrator:
-    """The calibrator, after a warning for what could not be fitted."""
     calibrator, notes = fit_risks(engine, config, items, about, settings)
     for reason in notes:
         warnings.warn(CalibrationWarning(reason), stacklevel=3)  # at the caller of the public function
@@ -150,13 +149,7 @@ def fit_risks(
     about: Mapping[Level, str],
     settings: FitSettings = DEFAULTS,
 ) -> tuple[RiskCalibrator, list[str]]:
-    """Fit a risk for each level that can be fitted.
-
-    Args:
-        engine: the engine that measured the items.
-        config: the settings of the measurement.
-        items, about: the labelled items of each level, and a description of their data.
-        settings: how they are fitted.
+    """Fit a risk for each level that can be fitted, from its labelled items and what they are ``about``.
 
     Returns:
         The calibrator, and what could not be fitted or measured, as messages.

@@ -26,8 +26,6 @@ class TeacherForced:
     """A labelled answer that was fed to the model (teacher forcing).
 
     Attributes:
-        record: the answer.
-        profile: the statistics of its tokens.
         ends: for each token, the offset after its last character in the record's text.
         without_source: the same tokens after the prompt without its source, if requested.
     """
@@ -43,7 +41,6 @@ class Segment:
     """Consecutive tokens of an answer as one span.
 
     Attributes:
-        forced: the answer.
         start, end: the range of tokens, the end exclusive.
         hallucinated, supported: the number of such characters, without white space. For a whole answer with one label,
             1 and 0 or 0 and 1.
@@ -149,10 +146,7 @@ _LISTS = [field.name for field in fields(TokenProfile)]
 class KeptProfile(TokenProfile):
     """The statistics of a text whose hidden states were compared before, for some spans only.
 
-    Attributes:
-        ranges: the spans by their range of tokens, each with its place in ``of_spans`` and ``states``.
-        of_tokens, of_spans: the disagreements of each token as a span of its own, and of the mean-pooled spans.
-        states: the mean state of each span at one layer, ``[spans, d]``, if it was kept.
+    ``ranges`` has the place of each in ``of_spans`` and ``states``, the mean states at one layer, ``[spans, d]``.
     """
 
     ranges: dict[Range, int]
@@ -174,14 +168,10 @@ class KeptProfile(TokenProfile):
 
 
 class ProfileCache:
-    """Teacher-forced answers that were fed before.
+    """Teacher-forced answers that were fed before, in an :class:`.AnswerCache`.
 
-    An answer has the same spans again, because they follow from the settings. Labels are those of the data.
-
-    Args:
-        folder, engine, config: as for :class:`.AnswerCache`, whose errors it raises.
-        chat, without_source: how the answers are fed.
-        layer: the layer whose states are kept, for a probe.
+    An answer has the same spans again, because they follow from the settings. Labels are those of the data. With a
+    ``layer``, its states are kept, for a probe.
     """
 
     def __init__(

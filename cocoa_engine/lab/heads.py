@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import islice
@@ -131,11 +131,8 @@ def find_retrieval_heads(
             f"{engine.model_name} recalled none of {len(runs)} needles: it has no clear retrieval heads, or the texts "
             "are too long for it; try shorter ones (--lengths)."
         )
-    heads = [
-        ScoredHead(layer=layer, head=head, score=score)
-        for layer, row in enumerate((total / samples).tolist())
-        for head, score in enumerate(row)
-    ]
+    scores = enumerate((total / samples).tolist())
+    heads = [ScoredHead(layer=layer, head=head, score=score) for layer, row in scores for head, score in enumerate(row)]
     heads.sort(key=lambda head: (-head.score, head.layer, head.head))
     return RetrievalHeads(
         model_name=engine.model_name, num_layers=model.num_layers, num_heads=num_heads, samples=samples, heads=heads
@@ -221,16 +218,11 @@ def _recall(expected: str, actual: str) -> float:
     return (words & said).total() / words.total()
 
 
-PROMPTS = 60
-"""The default number of prompts: as many questions as requests to retell a passage."""
+PROMPTS, MAX_NEW_TOKENS = 60, 48
+"""The default number of prompts, as many questions as requests to retell a passage, and the tokens of an answer."""
 
-MAX_NEW_TOKENS = 48
-
-KNOTS = 101
-"""The number of quantiles that are stored."""
-
-MIN_SPANS = 50
-"""With fewer spans, the distribution would be too rough."""
+KNOTS, MIN_SPANS = 101, 50
+"""The number of quantiles that are stored. With fewer spans, the distribution would be too rough."""
 
 
 def with_reference(
@@ -267,7 +259,13 @@ def with_reference(
         config = engine.config.replace(
             decore_heads=str(file), max_new_tokens=MAX_NEW_TOKENS, max_risk=None, method="cocoa-sig"
         )
-        asked = [_encoded(engine, request) for request in islice(_requests(seed), prompts)]
+        asked = []
+        for number, passage in enumerate(islice(passages(seed), prompts)):
+            request = f"{passage.text}\n\nSummarise the text in two sentences."
+            if number % 2:
+                task = "Answer the question from the passage, in one sentence."
+                request = f"Passage: {passage.text}\n\n{task}\nQuestion: {passage.stated[0].question}"
+            asked.append(_encoded(engine, request))
         # the file of the heads has another name each time, so the heads alone count
         settings = config.model_dump(mode="json", exclude={"decore_heads"})
         known = None if cache is None else AnswerCache(cache, "reference", engine, config, {"config": settings})
@@ -305,14 +303,8 @@ def keep_reference(
 ) -> Path | None:
     """Measure the reference distribution of a model that has none, and keep it in the cache directory.
 
-    Its heads are the retrieval heads that are known, or else those of :func:`spread_heads_of`. The arguments are those
-    of :func:`with_reference`.
-
-    Returns:
-        The file; `None` if the model has a reference distribution, or no attention that can be seen.
-
-    Raises:
-        OSError, RuntimeError: the cache directory cannot be written to.
+    Its heads are the known retrieval heads, or else those of :func:`spread_heads_of`; see :func:`with_reference`.
+    Returns the file; `None` if the model has a reference distribution, or no attention that can be seen.
     """
     model = engine.session.model
     found = heads_of_model(None, model) or spread_heads_of(model)
@@ -322,14 +314,6 @@ def keep_reference(
     with suppress(UnsupportedModelError):
         return keep(with_reference(engine, named, on_progress=on_progress, cache=cache), model)
     return None
-
-
-def _requests(seed: int) -> Iterator[str]:
-    """Questions about passages, and requests to retell one, in turn."""
-    task = "Answer the question from the passage, in one sentence."
-    for number, passage in enumerate(passages(seed)):
-        question = f"Passage: {passage.text}\n\n{task}\nQuestion: {passage.stated[0].question}"
-        yield question if number % 2 else f"{passage.text}\n\nSummarise the text in two sentences."
 
 
 def _encoded(engine: CocoaEngine, request: str) -> list[int]:

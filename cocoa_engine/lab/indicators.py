@@ -27,16 +27,10 @@ Floats = NDArray[np.float64]
 class Items:
     """Items of one level. An item of the level ``"character"`` is a token that stands for its characters.
 
-    Attributes:
-        groups, answers: the prompt and the id of the answer of each item.
-        hallucinated, supported: the weight of each item in either class, ``[n]``.
-        log_prob: the sum of log p over its tokens.
-        tokens: its number of tokens.
-        position: the number of the answer's tokens before it.
-        relative_position: the position as a share of the answer's tokens.
-        source_attention: the mean source attention of its tokens; NaN if it was not measured.
-        consecutive, to_pre_norm, to_post_norm: ``[n, L]``, as in :class:`~.scoring.text_profile.LayerProfile`.
-        without_source: the same items after the prompt without its source, if measured.
+    ``groups`` and ``answers`` have the prompt and the id of the answer of each item, ``hallucinated`` and ``supported``
+    its weight in either class. ``log_prob`` is the sum over its tokens, ``position`` the number of the answer's tokens
+    before it, and ``source_attention`` the mean of its tokens, NaN if it was not measured. Arrays are ``[n]``, and the
+    three of ``LayerProfile`` ``[n, L]``. ``without_source``: the same items after the prompt without its source.
     """
 
     level: Level
@@ -217,11 +211,8 @@ def layer_choices(num_layers: int, configured: Layers) -> dict[str, Layers]:
 
 
 def shrinking_windows(num_layers: int) -> list[tuple[int, int]]:
-    """Windows m..n centred in the middle third, from 4/5 to 1/5 of its width, with at least 3 layers.
-
-    For 32 layers they are those of the paper's ablation: 11..19, 12..18, 13..17 and 14..16. For models with few layers
-    the list may be empty.
-    """
+    """Windows m..n centred in the middle third, from 4/5 to 1/5 of its width, with at least 3 layers. For 32 layers,
+    those of the paper's ablation: 11..19, 12..18, 13..17 and 14..16."""
     m, n = middle_layers(num_layers)
     middle, reach = (m + n) // 2, (n - m) // 2
     smaller = dict.fromkeys(round(reach * fifths / 5) for fifths in (4, 3, 2, 1))
@@ -229,11 +220,8 @@ def shrinking_windows(num_layers: int) -> list[tuple[int, int]]:
 
 
 def pairs(items: Items) -> list[tuple[list[int], list[int]]]:
-    """The pairs of the paired test, as indices of items: supported ones and hallucinated ones.
-
-    Answers: the first supported and the first hallucinated answer of each prompt. Spans: all supported and all
-    hallucinated spans of each answer.
-    """
+    """The pairs of the paired test, as numbers of items: the first supported and the first hallucinated answer of each
+    prompt, or all supported and all hallucinated spans of each answer."""
     by: dict[str, tuple[list[int], list[int]]] = {}
     for number, name in enumerate(items.groups if items.level == "answer" else items.answers):
         by.setdefault(name, ([], []))[0 if items.supported[number] > 0 else 1].append(number)

@@ -56,11 +56,8 @@ def labelled_features(
     for forced in answers:
         profile, group = forced.profile, forced.record.group
         if forced.record.label is not None:  # an answer counts as one span, as in ``engine.score``
-            span, usage = (
-                _statistics(answer(forced), layers, branches),
-                SimpleNamespace(prompt_tokens=len(profile.prompt)),
-            )
-            whole: Any = SimpleNamespace(spans=[span], token_ids=profile.token_ids, usage=usage)
+            usage, span = SimpleNamespace(prompt_tokens=len(profile.prompt)), answer(forced)
+            whole: Any = SimpleNamespace(spans=[_statistics(span, layers, branches)], usage=usage)
             rows["answer"].append((answer_features(whole), forced.record.label, group, None))
         for segment in spans(forced) if forced.record.spans is not None else ():
             state = profile.mean_state(read, segment.start, segment.end).numpy() if states else None
@@ -77,11 +74,7 @@ def own_answers(
     cache: AnswerCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> LabelledFeatures:
-    """The features of a model's own answers to questions. An answer that is not right is hallucinated.
-
-    Raises:
-        CalibrationError: all answers are empty.
-    """
+    """The features of a model's own answers to questions, not all of them empty. A wrong one is hallucinated."""
     prompts = question_prompts(engine, questions)
     return labelled_answers(answered(engine, questions, prompts, config, answer_values, cache=cache, advance=advance))
 

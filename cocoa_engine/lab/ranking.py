@@ -52,10 +52,8 @@ class Ranked:
     model was fitted on fewer, so the AUROC over all folds together is too low (Airola et al., 2011, "An experimental
     comparison of cross-validation techniques for estimating the area under the ROC curve").
 
-    Args:
-        scores: the scores, higher is riskier; ties count half.
-        positive, negative: the weight of each item as hallucinated and as supported.
-        strata: the stratum of each item. Strata that lack a class are ignored.
+    Scores are higher for what is riskier, and ties count half. ``positive`` and ``negative`` are the weights of each
+    item in either class. Strata that lack a class are ignored.
 
     Raises:
         DataError: a score is NaN, or no stratum has both classes.
@@ -162,12 +160,9 @@ def interval(estimate: float, samples: Floats) -> Interval:
 class PairedTest(NamedTuple):
     """Wilcoxon's signed-rank test on N pairs, with the direction of the difference.
 
-    Attributes:
-        pairs: N.
-        z: the statistic of the normal approximation, positive if the supported answers score higher.
-        effect_size: r = abs(Z) / sqrt(N).
-        p_two_sided, p_right: the p value as the paper reports it, and that supported answers score higher.
-        right: the share of pairs whose supported answer scores higher; ties count half.
+    ``z`` is the statistic of the normal approximation, positive if the supported answers score higher; the effect size
+    is r = abs(Z) / sqrt(N). The paper reports the two-sided p value, which does not show the direction; ``p_right``
+    does. ``right`` is the share of pairs whose supported answer scores higher; ties count half.
     """
 
     pairs: int

@@ -28,11 +28,8 @@ if TYPE_CHECKING:
 
 _TEMPLATES = Path(__file__).with_name("invented.json")
 
-STATED = 5
-"""The number of facts that a passage states. The others are left out."""
-
-FILLERS = 2
-"""The number of sentences without a fact in a passage."""
+STATED, FILLERS = 5, 2
+"""The number of facts that a passage states, the others being left out, and of its sentences without a fact."""
 
 
 @dataclass(frozen=True)
@@ -132,11 +129,9 @@ def _capitalised(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-TOLD = 4
-"""The number of facts in a retelling."""
-
-FALSE, MISSING = 0.2, 0.2
-"""The share of facts that are told with a false value, and of facts that the passage does not state."""
+TOLD, FALSE, MISSING = 4, 0.2, 0.2
+"""The number of facts in a retelling, and the share of them that are told with a false value, and that the passage does
+not state."""
 
 
 def planted_errors(count: int, seed: int = 0) -> list[LabelledText]:
@@ -164,11 +159,8 @@ def planted_errors(count: int, seed: int = 0) -> list[LabelledText]:
     return records
 
 
-QUESTIONS = 300
-"""The default number of questions."""
-
-MAX_WORDS = 150
-"""The length of a passage of a document, in words."""
+QUESTIONS, MAX_WORDS = 300, 150
+"""The default number of questions, and the length of a passage of a document, in words."""
 
 REQUESTS = (
     "Passage: {passage}\n\nAnswer the question from the passage, in a few words.\nQuestion: {question}",

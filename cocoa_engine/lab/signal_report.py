@@ -18,8 +18,8 @@ from cocoa_engine.output_files import draft_of
 from cocoa_engine.safe_text import safe
 
 Record = dict[str, Any]
-"""Measured values as plain data. Intervals are those of :class:`~cocoa_engine.lab.ranking.Interval`, and paired tests
-those of :class:`~cocoa_engine.lab.ranking.PairedTest`."""
+"""Measured values as plain data, with the fields of :class:`.Interval` and ``PairedTest``."""
+Sides = Sequence[tuple[list[int], list[int]]]
 
 
 def plot_names(level: Level) -> list[str]:
@@ -78,7 +78,6 @@ def _scores(items: Items, config: CocoaConfig) -> Any:
 
 
 LENGTH_RULES: tuple[SpanLogProb, ...] = ("sum", "mean")
-
 BASELINES = ("-log p", "-mean log p")
 """The baselines that every score is compared with: -log p_S, which is part of every composite score, and its mean per
 token. If context lift is measured, fMLDS is added."""
@@ -151,9 +150,6 @@ def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: 
         "paired": {name: _test(score, sides) for name, score in scores.items()} if len(sides) > 1 else {},
         "layers": {} if by_character else _layers(items, layers, config, bootstrap, sides),
     }
-
-
-Sides = Sequence[tuple[list[int], list[int]]]
 
 
 def _test(score: Floats, sides: Sides) -> Record:

@@ -55,14 +55,8 @@ class _Line(RowModel):
 class Answer:
     """The risks of one answer. A risk that is not a finite number is infinite: it reaches every threshold.
 
-    Attributes:
-        spans: the risks of its spans with visible text.
-        whole: the risk of the answer as a whole; `None` without a calibrator for answers.
-        right: whether it is right; `None` if that is not known.
-        risk_source: where the risks of spans come from; `None` if that is not known.
-        flagged: whether each risk of ``spans`` reaches its default threshold; `None` if that is not known.
-        threshold: the default threshold of spans; `None` if it is not known.
-        whole_threshold: the default threshold of ``whole``; `None` if it is not known.
+    ``spans`` are those of its spans with visible text, ``whole`` is that of the answer, and ``flagged`` whether each of
+    ``spans`` reaches its default threshold. `None` stands for what is not known.
     """
 
     spans: tuple[float, ...]
@@ -76,14 +70,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class OwnPrompt:
-    """One line of a file: a request, or an answer that was measured before.
-
-    Attributes:
-        request: the text that the model is asked.
-        known: the known answers, if there are any.
-        context: the passage of the request that the answer should come from.
-        measured: the risks of the answer that was measured before.
-    """
+    """One line of a file: a request, the known answers to it and the passage that the answer should come from, if there
+    are any; or the risks of an answer that was measured before."""
 
     request: str
     known: tuple[str, ...] = ()
@@ -117,11 +105,7 @@ def _finite(risk: float | None) -> float:
 
 
 def read_own_prompts(path: str | Path) -> list[OwnPrompt]:
-    """Read a file of prompts or of measured answers.
-
-    Raises:
-        DataError: the file cannot be read, is empty, or a line has another form.
-    """
+    """Read a file of prompts or of measured answers."""
     path = Path(path)
     if path.suffix.lower() == ".txt":
         prompts = [OwnPrompt(line.strip()) for line in read_text(path).split("\n") if line.strip()]
@@ -159,11 +143,7 @@ def measure(
     cache: AnswerCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Answer]:
-    """Answer prompts that were not measured before, and yield the risks, in order. Answers are not cut by ``max_risk``.
-
-    Raises:
-        ChatTemplateError: there is a system message, and the model has no chat template, or prompts are ``raw``.
-    """
+    """Answer prompts that were not measured before, and yield the risks, in order. ``max_risk`` cuts no answer."""
     chat = engine.has_chat_template and not raw
     if system is not None and not chat:
         raise ChatTemplateError(f"{engine.model_name} has no chat template, which a system message needs")
@@ -189,12 +169,8 @@ def _values(generation: Generation) -> dict[str, Any]:
 
 
 def common_source(answers: Sequence[Answer], thresholds: Sequence[float] = ()) -> str | None:
-    """Where the risks of spans of all answers come from; `None` if no answer tells.
-
-    Raises:
-        ConfigError: the answers differ in it, so that no threshold fits all; or a threshold is outside [0, 1] and the
-            risk is not a raw MLDS.
-    """
+    """Where the risks of spans of all answers come from; `None` if no answer tells. If they differ in it, no threshold
+    fits all, and a ConfigError is raised; also for thresholds as by :func:`require_scale`."""
     sources = sorted({answer.risk_source for answer in answers if answer.risk_source is not None})
     if len(sources) > 1:
         raise ConfigError(

@@ -75,10 +75,6 @@ def conformal(risks: ArrayLike, labels: ArrayLike, groups: Sequence[Hashable], t
     new one, if (1) all n + 1 prompts are exchangeable, and (2) the calibrator was fitted on none of them. The guarantee
     holds on average over prompts, not for each prompt or kind of prompt, and does not limit false alarms. With a target
     below 1 / (n + 1), only the threshold 0 is safe, which flags every span.
-
-    Args:
-        risks, labels, groups: the risk of each span in [0, 1], whether it is hallucinated, and its prompt.
-        target: the share that may be missed, above 0 and below 1.
     """
     require("conformal", target)
     values, hallucinated = np.asarray(risks, dtype=np.float64), np.asarray(labels, dtype=bool)

@@ -36,7 +36,7 @@ class DecodingMethod(ABC):
 
         Otherwise the text's log-probabilities and MLDS suffice, and :func:`cocoa_engine.rescore` computes the score.
         """
-        return self.reads_back
+        return self.reads_back or isinstance(self, ContrastingMethod)
 
     def score(self, log_prob: float, mlds: float, alpha: float) -> float:
         """The score of a span, higher is better. Default: log p_S.
@@ -95,11 +95,6 @@ class ContrastingMethod(DecodingMethod):
     """
 
     branches = False
-
-    @property
-    def needs_own_passes(self) -> bool:
-        """`True`, because the score consists of the contrasts of the text's tokens."""
-        return True
 
     @abstractmethod
     def contrast(self, logits: Tensor, others: Tensor, config: CocoaConfig) -> Tensor:

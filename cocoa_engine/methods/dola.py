@@ -30,10 +30,7 @@ class Dola(ContrastingMethod):
 
     def early_layers(self, config: CocoaConfig, model: LanguageModel) -> tuple[int, ...]:
         tied = bool(getattr(model.config, "tie_word_embeddings", False))
-        try:
-            return early_layers(config.dola_layers, model.num_layers, tied)
-        except ValueError as error:
-            raise ConfigError(f"{error}.") from None
+        return early_layers(config.dola_layers, model.num_layers, tied)
 
     def contrast(self, logits: Tensor, others: Tensor, config: CocoaConfig) -> Tensor:
         return equations.dola_contrast(logits, others)
@@ -44,15 +41,10 @@ class Dola(ContrastingMethod):
 
 
 def early_layers(asked: str, num_layers: int, tied_embeddings: bool) -> tuple[int, ...]:
-    """The candidate layers, as indices of ``hidden_states``.
-
-    Args:
-        asked: ``"high"``, ``"low"`` or layers such as ``"16,18,20"``.
-        num_layers: the number of layers of the model.
-        tied_embeddings: whether the model's input and output embeddings are tied.
+    """The candidate layers, as indices of ``hidden_states``: ``"high"``, ``"low"`` or those such as ``"16,18,20"``.
 
     Raises:
-        ValueError: a layer is not below the model's last layer.
+        ConfigError: a layer is not below the model's last layer.
     """
     if asked == "high":
         return tuple(range(num_layers // 2 if num_layers <= 40 else num_layers - 20, num_layers, 2))
@@ -62,5 +54,5 @@ def early_layers(asked: str, num_layers: int, tied_embeddings: bool) -> tuple[in
         return tuple(range(first, num_layers // 2 if num_layers <= 40 else 20, 2)) or (first,)
     layers = tuple(sorted({int(layer) for layer in asked.split(",")}))
     if not 0 <= layers[0] <= layers[-1] < num_layers:
-        raise ValueError(f"dola_layers={asked!r}: the model has layers 0 to {num_layers - 1} before its last")
+        raise ConfigError(f"dola_layers={asked!r}: the model has layers 0 to {num_layers - 1} before its last.")
     return layers

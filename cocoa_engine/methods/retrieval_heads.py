@@ -74,10 +74,6 @@ class RetrievalHeads(ValidatedModel):
             raise ValueError("reference must hold quantiles in [0, 1] that do not decrease")
         return self
 
-    def fits(self, num_layers: int, num_heads: int) -> bool:
-        """Whether these are the numbers of layers and of heads per layer."""
-        return (self.num_layers, self.num_heads) == (num_layers, num_heads)
-
     def best(self, count: int | None) -> tuple[tuple[int, int], ...]:
         """The (layer, head) pairs of the ``count`` best heads.
 
@@ -119,28 +115,40 @@ WHOLE_PROMPT = ("full_attention", "hybrid")
 """The kinds of layers, in transformers' ``layer_types``, that attend to the whole prompt."""
 
 
-def spread_heads(
-    model_name: str, num_layers: int, num_heads: int, attending: Sequence[int] | None = None
-) -> RetrievalHeads:
+def heads_per_layer(model: LanguageModel) -> int:
+    """The number of attention heads of each layer; 0 if the model has none, or another number in each layer."""
+    from cocoa_engine.model.configs import attention_heads  # imports torch
+
+    return attention_heads(model.config) or 0
+
+
+def spread_heads_of(model: LanguageModel) -> RetrievalHeads | None:
     """Heads that stand in for retrieval heads that were not searched for: 20 heads, evenly spread over the layers from
     L/2 to 5L/6, where retrieval heads of language models usually are.
 
+    Only layers that attend to the whole prompt count. Where none of them is between L/2 and 5L/6, all of them are
+    taken. The result is `None` for a model without such layers.
+
     On the embedded model they separate hallucinated spans about as well as the heads that were found; other models were
     not measured.
-
-    Args:
-        model_name: the name of the model.
-        num_layers, num_heads: the model's number of layers, and of heads per layer.
-        attending: the layers that attend to the whole prompt, if others do not. Where none of them is between L/2 and
-            5L/6, all of them are taken.
     """
-    middle: Sequence[int] = range(num_layers // 2, max(num_layers // 2 + 1, round(num_layers * 5 / 6)))
-    layers = middle if attending is None else [layer for layer in middle if layer in attending] or attending
-    known = [(layer, head) for layer in layers for head in range(num_heads)]
-    count = min(SOURCE_HEADS, len(known))
-    chosen = [known[round(number * (len(known) - 1) / max(1, count - 1))] for number in range(count)]
-    heads = [ScoredHead(layer=layer, head=head, score=0) for layer, head in chosen]
-    return RetrievalHeads(model_name=model_name, num_layers=num_layers, num_heads=num_heads, samples=0, heads=heads)
+    num_layers, num_heads = model.num_layers, heads_per_layer(model)
+    kinds = list(getattr(model.config, "layer_types", None) or WHOLE_PROMPT[:1] * num_layers)
+    attending = [layer for layer, kind in enumerate(kinds) if kind in WHOLE_PROMPT]
+    if not num_heads or not attending:
+        return None
+    middle = range(num_layers // 2, max(num_layers // 2 + 1, round(num_layers * 5 / 6)))
+    layers = [layer for layer in middle if layer in attending] or attending
+    places = [(layer, head) for layer in layers for head in range(num_heads)]
+    count = min(SOURCE_HEADS, len(places))
+    chosen = [places[round(number * (len(places) - 1) / max(1, count - 1))] for number in range(count)]
+    return RetrievalHeads(
+        model_name=str(getattr(model.config, "name_or_path", "")),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        samples=0,
+        heads=[ScoredHead(layer=layer, head=head, score=0) for layer, head in chosen],
+    )
 
 
 def source_heads(
@@ -148,16 +156,11 @@ def source_heads(
 ) -> tuple[tuple[int, int], ...]:
     """The heads whose attention on the source is measured.
 
-    If the model's retrieval heads are not known, they are those of :func:`spread_heads`. There are none if the model
+    If the model's retrieval heads are not known, they are those of :func:`spread_heads_of`. There are none if the model
     has no attention, or if tensor parallelism divides its heads among processes.
 
-    Args:
-        path: as for :func:`known_heads`.
-        model: the model.
-        fitted: the heads of the calibrator in use. They apply without a path.
-
-    Raises:
-        ConfigError: as for :func:`known_heads`.
+    ``path`` and errors are as for :func:`heads_of_model`. ``fitted`` are the heads of the calibrator in use; they apply
+    without a path.
     """
     if model.is_divided:
         return ()
@@ -170,10 +173,7 @@ def source_heads(
 def are_spread(heads: Sequence[tuple[int, int]], found: RetrievalHeads | None, model: LanguageModel) -> bool:
     """Whether heads of :func:`source_heads` were not searched for, but spread over the layers.
 
-    Args:
-        heads: the (layer, head) pairs.
-        found: the model's retrieval heads, if they are known.
-        model: the model.
+    ``found`` are the model's retrieval heads, if they are known.
     """
     if found is not None and found.samples:
         return False
@@ -181,46 +181,21 @@ def are_spread(heads: Sequence[tuple[int, int]], found: RetrievalHeads | None, m
     return bool(heads) and spread is not None and set(heads) == set(spread.best(SOURCE_HEADS))
 
 
-def spread_heads_of(model: LanguageModel) -> RetrievalHeads | None:
-    """The :func:`spread_heads` of a loaded model; `None` if it has no attention to the whole prompt."""
-    count = heads_per_layer(model)
-    kinds = list(getattr(model.config, "layer_types", None) or ())
-    attending = [layer for layer, kind in enumerate(kinds) if kind in WHOLE_PROMPT] if kinds else None
-    if count == 0 or attending == []:
-        return None
-    return spread_heads(str(getattr(model.config, "name_or_path", "")), model.num_layers, count, attending)
-
-
 def heads_of_model(path: str | None, model: LanguageModel) -> RetrievalHeads | None:
-    """The retrieval heads of a loaded model, if they are known; arguments and errors as for :func:`known_heads`."""
-    return known_heads(path, model.num_layers, heads_per_layer(model), model)
-
-
-def heads_per_layer(model: LanguageModel) -> int:
-    """The number of attention heads of each layer; 0 if the model has none, or another number in each layer."""
-    from cocoa_engine.model.configs import attention_heads  # imports torch
-
-    return attention_heads(model.config) or 0
-
-
-def known_heads(
-    path: str | None, num_layers: int, num_heads: int, model: LanguageModel | None = None
-) -> RetrievalHeads | None:
-    """The retrieval heads of a model, if they are known.
+    """The retrieval heads of a loaded model, if they are known.
 
     Args:
         path: a file written by `cocoa heads`. `None` uses the file that `cocoa heads` has written for this model to the
             cache directory, or else the embedded model's heads, for a model with the same numbers of layers and heads.
-        num_layers, num_heads: the model's number of layers, and of heads per layer.
-        model: the model, to find its file in the cache directory.
+        model: the model.
 
     Raises:
         ConfigError: the file cannot be read, is not a file of heads, or is for other numbers of layers or heads.
     """
+    shape = model.num_layers, heads_per_layer(model)
     if path is None:
-        embedded = _read(_EMBEDDED, 0)
-        candidates = [None if model is None else _kept(model), embedded]
-        return next((heads for heads in candidates if heads and heads.fits(num_layers, num_heads)), None)
+        candidates = (_kept(model), _read(_EMBEDDED, 0))
+        return next((each for each in candidates if each and (each.num_layers, each.num_heads) == shape), None)
     file = Path(path)
     try:
         found = _read(file, file.stat().st_mtime_ns)
@@ -228,10 +203,10 @@ def known_heads(
         raise ConfigError(f"decore_heads: {path} is not a file of `cocoa heads`: {error}") from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path that contains a NUL character
         raise ConfigError(f"decore_heads: {path} cannot be read ({error}); `cocoa heads` writes it.") from None
-    if not found.fits(num_layers, num_heads):
+    if (found.num_layers, found.num_heads) != shape:
         raise ConfigError(
             f"decore_heads: {path} is for {found.model_name}, with {found.num_layers} layers of {found.num_heads} "
-            f"heads; this model has {num_layers} of {num_heads}. Run `cocoa heads` on this model."
+            f"heads; this model has {shape[0]} of {shape[1]}. Run `cocoa heads` on this model."
         )
     return found
 

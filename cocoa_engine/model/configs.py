@@ -126,11 +126,7 @@ def frequencies_of(config: Any) -> Frequencies | None:
 
 
 class Windows:
-    """The sliding window of each kind of layer, from the text config.
-
-    A NotImplementedError says that the cache of a layer cannot hold branches (recurrent state, chunked attention), or
-    that the config has an unknown kind of window.
-    """
+    """The sliding window of each kind of layer; NotImplementedError where a cache cannot hold branches."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         # the second has been converted to ``layer_types`` by transformers

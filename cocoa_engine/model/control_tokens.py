@@ -103,10 +103,7 @@ class ControlTokens:
         return Rendered(text, self._hidden(text, self._all))
 
     def encode(self, rendered: Rendered, encode: Callable[..., list[int]]) -> list[int]:
-        """Token ids of rendered messages: those of their text, unless a message spells a control token.
-
-        ``encode`` encodes a text with a tokenizer and options, and adds no special tokens.
-        """
+        """Token ids of rendered messages: those of their text, unless a message spells a control token."""
         ids = encode(self._tokenizer, rendered.text)
         if rendered.marked is None:
             return ids

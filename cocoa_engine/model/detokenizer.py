@@ -110,10 +110,7 @@ class SpanTexts:
         self._shown = 0
 
     def ready(self, track: Detokenizer, ends: Sequence[int], finished: bool) -> list[tuple[int, int, str]]:
-        """``(start, end, text)`` of the spans not returned before whose text is final; all, if decoding has finished.
-
-        ``ends`` has for each span decided so far the offset in the text at which its complete characters end.
-        """
+        """``(start, end, text)`` of new spans whose text is final. ``ends`` are where their whole characters end."""
         text = track.text
         cut = len(text) if finished and track.stop_at is None else track.safe_length()
         spans = []

@@ -27,10 +27,7 @@ class ExpertLinears(nn.Module):
 
 
 class SeparateExperts(nn.Module):
-    """Experts whose gate and input are tensors of their own, as in GGUF files. transformers' have both in one.
-
-    The weights of the module that this one replaces are not taken over.
-    """
+    """Experts without weights, whose gate and input are two tensors, as in GGUF files. transformers' have one."""
 
     def __init__(self, experts: Any) -> None:
         super().__init__()

@@ -17,10 +17,7 @@ from cocoa_engine.safe_text import short_repr
 
 
 class Metadata(Mapping[str, Any]):
-    """The settings of a file's architecture, by their names without the architecture.
-
-    Of a setting that the file has for each layer, it is the value of all layers.
-    """
+    """The settings of a file's architecture, without its name. One for each layer is the value that all have."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file, self.architecture = file, str(file.metadata.get("general.architecture"))

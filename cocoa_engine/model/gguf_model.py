@@ -83,10 +83,7 @@ def load(file: GgufFile, weights: Mapping[str, nn.Parameter] | None = None) -> P
 
 
 def unpacked(file: GgufFile, options: Mapping[str, Any]) -> PreTrainedModel:
-    """The model of :func:`load` with ordinary weights, as transformers loads those of a checkpoint.
-
-    Options of ``from_pretrained`` that are settings of the config override the file's.
-    """
+    """The model of :func:`load` as of a checkpoint. Options of ``from_pretrained`` override the config of the file."""
     packed: Any = load(file)
     options, dtype = dict(options), options["dtype"]
     weights: dict[str, Tensor] = {}
@@ -112,10 +109,7 @@ def can_be_light(file: GgufFile) -> bool:
 
 
 def load_light(file: GgufFile, checked: str = "") -> LightModel:
-    """The weights of :func:`load`, of which transformers' model is made when it is asked for.
-
-    ``checked`` is what the comparison of the lean forward pass with the modules of this model found.
-    """
+    """The weights of :func:`load`, and what was found of their lean pass. The model is made when it is asked for."""
     family = cast("Family", family_of(file))
     options = config_options(family, file)
     head_dim = options["hidden_size"] // options["num_attention_heads"]

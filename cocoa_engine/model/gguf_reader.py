@@ -38,10 +38,7 @@ class Entry(NamedTuple):
 
 
 class GgufFile:
-    """A GGUF file, mapped into memory, with its further parts if it is the first of a model that was split.
-
-    The metadata is by key, and arrays in it are lists. The tensors are by name, of all parts.
-    """
+    """A GGUF file, mapped into memory, with its further parts if it is the first of a model that was split."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -130,11 +130,7 @@ def load(file: GgufFile, **options: Any) -> PreTrainedTokenizerFast:
 
 
 def make(file: GgufFile) -> Tokenizer:
-    """The tokenizer of the file for the ``tokenizers`` package.
-
-    A ModelLoadError says that it is of another kind. Where its metadata is incomplete or wrong, the package tokenizers
-    raises nothing more exact than Exception.
-    """
+    """The tokenizer of the file for the ``tokenizers`` package, which raises nothing more exact than Exception."""
     from tokenizers import AddedToken, processors
 
     if (why := obstacle(file)) is not None:

@@ -61,10 +61,7 @@ class Captured:
         return torch.stack(states)
 
     def early_logits(self, model: LanguageModel, device: torch.device) -> Tensor | None:
-        """The logits of the early layers, ``[E, B, W, V]`` float32 on ``device``; `None` if the spec has none.
-
-        Call it while the model is locked for the pass.
-        """
+        """The logits of the early layers, ``[E, B, W, V]`` float32, while the model is locked; `None` for none."""
         if not self.spec.early:
             return None
         head = model.model.get_output_embeddings()

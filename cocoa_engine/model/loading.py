@@ -140,10 +140,7 @@ def read_context_window(
     trust_remote_code: bool = False,
     model_kwargs: Mapping[str, Any] | None = None,
 ) -> int | None:
-    """The context window in tokens of a model, from its config alone; `None` if that does not state it or is not read.
-
-    The arguments are as for :func:`load_pretrained`. ``model_kwargs`` say where the config is, or override it.
-    """
+    """The context window in tokens of a model, from its config alone; `None` if that does not state it."""
     options = {"trust_remote_code": bool(trust_remote_code), **(model_kwargs or {})}
     config = options.get("config")
     try:

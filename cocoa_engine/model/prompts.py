@@ -27,10 +27,9 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class ChatTokens(list[int]):
-    """Token ids of chat messages that hold an earlier exchange.
+    """Token ids of chat messages that hold an earlier exchange, and their number without it.
 
-    ``question_tokens`` is the number of tokens that the prompt would have without it: with the system messages and the
-    longest message of the user only.
+    That is of the system messages and the longest message of the user.
     """
 
     def __init__(self, ids: Sequence[int], question_tokens: int) -> None:

@@ -111,10 +111,7 @@ _EXPERT = re.compile(r"(.+)\.(\d+)\.(\w+\.weight)")
 
 
 def quantised(weight: Any, kind: str) -> Tensor:
-    """A matrix ``[out, in]`` in blocks of type ``"Q8_0"`` or ``"Q4_K"``; float32 if a number is not finite.
-
-    It is a tensor of any floating dtype on the CPU, or what safetensors slices it from.
-    """
+    """A matrix ``[out, in]``, or what safetensors slices it from, in Q8_0 or Q4_K blocks; float32 if not finite."""
     made = _empty(weight.shape if isinstance(weight, Tensor) else weight.get_shape(), kind)
     return made if _pack(weight, made) else _whole(weight)
 

@@ -75,9 +75,6 @@ class AnswerStatistics(Protocol):
     def spans(self) -> Sequence[Span]: ...
 
     @property
-    def token_ids(self) -> list[int]: ...
-
-    @property
     def usage(self) -> Usage: ...
 
     @property
@@ -117,16 +114,15 @@ def span_features(span: Span) -> list[float]:
 def answer_features(generation: AnswerStatistics) -> list[float]:
     """The features of an answer, in the order of :data:`ANSWER_FEATURES`. NaN stands for what was not measured."""
     spans = generation.spans
-    tokens = sum(len(span.token_ids) for span in spans)
-    log_probs, entropies, margins, copied, attention = (
+    token_ids, log_probs, entropies, margins, copied, attention = (
         list(chain.from_iterable(getattr(span, f"token_{name}") for span in spans))
-        for name in ("log_probs", "entropies", "margins", "copied", "source_attention")
+        for name in ("ids", "log_probs", "entropies", "margins", "copied", "source_attention")
     )
     contested = sum(margin <= CONTESTED for margin in margins)
     return [
-        sum(span.con_mlds * len(span.token_ids) for span in spans) / tokens,
-        sum(span.f_mlds * len(span.token_ids) for span in spans) / tokens,
-        *_token_features(generation.token_ids, log_probs, entropies, margins, copied),
+        sum(span.con_mlds * len(span.token_ids) for span in spans) / len(token_ids),
+        sum(span.f_mlds * len(span.token_ids) for span in spans) / len(token_ids),
+        *_token_features(token_ids, log_probs, entropies, margins, copied),
         contested / len(margins),
         math.log1p(contested),
         math.log1p(generation.usage.prompt_tokens),

@@ -14,6 +14,7 @@ from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.execution.backends import Backend
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, are_spread, heads_of_model, source_heads
+from cocoa_engine.model.configs import attention_heads
 from cocoa_engine.model.language_model import dtype_name
 from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, embedded_calibrator
 from cocoa_engine.risk.fitted import threshold_of
@@ -144,12 +145,13 @@ class RiskPolicy:
         self._session = session
         self._automatic = calibrator == "auto"
         self._warned: set[str] = set()
-        self.calibrator = embedded_calibrator() if self._automatic else RiskCalibrator.of(calibrator)
-        obstacle = None if self.calibrator is None else self._obstacle(self.calibrator)
         if self._automatic:
-            fits = self.calibrator is not None and self.calibrator.model_name == session.model_name and obstacle is None
-            self.calibrator = self.calibrator if fits else None
-        elif obstacle is not None:
+            embedded = embedded_calibrator()
+            fits = embedded.model_name == session.model_name and self._obstacle(embedded) is None
+            self.calibrator: RiskCalibrator | None = embedded if fits else None
+            return
+        self.calibrator = RiskCalibrator.of(calibrator)
+        if self.calibrator is not None and (obstacle := self._obstacle(self.calibrator)):
             raise CalibrationError(
                 f"the calibrator cannot be used with this model: {obstacle}. Fit one for it (cocoa calibrate), or use "
                 "none."
@@ -213,8 +215,8 @@ class RiskPolicy:
     def _obstacle(self, calibrator: RiskCalibrator) -> str | None:
         """Why the calibrator cannot be used with this model; `None` if it can."""
         model, probe = self._session.model, calibrator.probe
-        layers = model.num_layers
-        heads, width = (getattr(model.config, name, None) or 0 for name in ("num_attention_heads", "hidden_size"))
+        layers, heads = model.num_layers, attention_heads(model.config) or 0
+        width = getattr(model.config, "hidden_size", None) or 0
         name, dtype = self._session.model_name, dtype_name(model)
         if any(layer >= layers or head >= heads for layer, head in calibrator.heads or ()):
             has = f"the model has {layers} layers of {heads} heads"

@@ -29,6 +29,14 @@ UNSURE = "the model was unsure"
 COMPETING = "competing"
 DISAGREE = "samples disagree"
 
+LOW_ATTENTION = 0.8  # of the median attention to the source of the answer's claims
+LOW_PROBABILITY = 0.5  # of a token that the model was unsure of
+LOWEST_SHADE = 0.25
+"""The risk from which a claim is shaded, and listed among those to check, unless the risk is a raw MLDS."""
+SMALLEST_DIFFERENCE = 0.001
+RISKIEST = 3  # claims, whose mean risk is that of their sentence
+MOST_RIVALS = 3
+
 
 class Unit(ResultModel):
     """A word, a claim or a sentence of an answer."""
@@ -60,9 +68,6 @@ class Check(Unit):
     )
 
 
-MOST = 3
-
-
 def competing(text: str, parts: Sequence[Span], claim: Unit, offset: int = 0) -> list[str]:
     """What other candidates say in place of a claim, in their order, each text once. One that is cut ends in ``…``."""
     texts: list[str] = []
@@ -75,7 +80,7 @@ def competing(text: str, parts: Sequence[Span], claim: Unit, offset: int = 0) ->
         for index, rival in enumerate(part.candidates):
             if index != part.chosen:
                 texts += _counterpart(own, before + rival.text, claimed)
-    return list(dict.fromkeys(texts))[:MOST]
+    return list(dict.fromkeys(texts))[:MOST_RIVALS]
 
 
 def _counterpart(own: str, other: str, claimed: Range) -> Iterator[str]:
@@ -105,20 +110,6 @@ def _counterpart(own: str, other: str, claimed: Range) -> Iterator[str]:
     if differs and low < high:
         cut = others[high - 1].end == len(other)
         yield other[others[low].start : others[high - 1].end] + ("…" if cut else "")
-
-
-LOW_ATTENTION = 0.8
-"""Attention to the source is low below this share of the median of the answer's claims."""
-
-LOW_PROBABILITY = 0.5
-"""The model was unsure of a token with a lower probability."""
-
-LOWEST_SHADE = 0.25
-"""The risk from which a claim is shaded, and listed among those to check, unless the risk is a raw MLDS."""
-
-SMALLEST_DIFFERENCE = 0.001
-RISKIEST = 3
-"""The number of claims whose mean risk is that of their sentence."""
 
 
 @dataclass(frozen=True)
@@ -214,11 +205,11 @@ class MeasuredText:
         """
         if level == "sentence" or not self.claims:
             return self.sentences
-        within = {number for claim in self.claims for number in claim.spans}
+        outside = self._visible.difference(*(claim.spans for claim in self.claims))
         broken = [
             self._unit(max(part.start - self._begin, 0), part.end - self._begin, "word")
             for number, part in enumerate(self._parts)
-            if number in self._visible - within and not isfinite(part.risk or 0.0)
+            if number in outside and not isfinite(part.risk or 0.0)
         ]
         return sorted([*self.claims, *broken], key=lambda unit: unit.start) if broken else self.claims
 

@@ -76,7 +76,7 @@ class CandidateGrower:
                 grown += self._grow(tree, committed, part, before, known)
                 if len(grown) < len(text):
                     if not tree.keeps_rest:
-                        tree.drop_branches()
+                        tree.commit(())
                         self._feed(tree, [part], known)
                     before, committed = known[part].next, [*committed, *part]
                     tree.commit(part)

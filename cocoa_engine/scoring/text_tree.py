@@ -115,7 +115,7 @@ def fed(
                         prompt_passes=prompt_passes,
                     )
                     before = output.logits[-1]
-                tree.drop_branches()
+                tree.commit(())
 
         yield steps()
 

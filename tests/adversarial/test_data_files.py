@@ -58,7 +58,14 @@ LABELLED: dict[str, tuple[str, bytes, st.SearchStrategy[bytes]]] = {
     "mushroom": ("a.jsonl", json_lines([MUSHROOM]).encode(), broken_lines([MUSHROOM])),
     "jsonl": ("a.jsonl", json_lines(OWN).encode(), broken_lines(OWN)),
 }
-OTHER: dict[str, tuple[Callable[[Path], Any], str, bytes, st.SearchStrategy[bytes]]] = {
+COMPRESSED = gzip.compress(json_lines(OWN).encode())
+FILES: dict[str, tuple[Callable[[Path], Any], str, bytes, st.SearchStrategy[bytes]]] = {
+    **{
+        f"{name}, {'named' if format else 'detected'}": (partial(read_labelled, format=format), *files)
+        for name, files in LABELLED.items()
+        for format in (name, None)
+    },
+    "compressed": (partial(read_labelled, format="jsonl"), "a.jsonl.gz", COMPRESSED, broken(COMPRESSED)),
     "questions": (read_questions, "a.jsonl", json_lines(QUESTIONS).encode(), broken_lines(QUESTIONS)),
     "prompts": (read_own_prompts, "a.jsonl", json_lines(PROMPTS).encode(), broken_lines(PROMPTS)),
     "lines": (read_own_prompts, "a.txt", b"One\nTwo\n", broken(b"One\nTwo\n")),
@@ -66,24 +73,9 @@ OTHER: dict[str, tuple[Callable[[Path], Any], str, bytes, st.SearchStrategy[byte
 }
 
 
-@pytest.mark.parametrize("name", LABELLED)
-def test_labelled_data(name: str, folder: Path) -> None:
-    file, good, files = LABELLED[name]
-    assert not isinstance(read_with(folder, lambda path: read_labelled(path, name), file, good), Exception)
-
-    @fuzz()
-    @given(files)
-    def check(data: bytes) -> None:
-        for format in (name, None):
-            found = read_with(folder, partial(read_labelled, format=format), file, data)
-            assert isinstance(found, (list, DataError))
-
-    check()
-
-
-@pytest.mark.parametrize("name", OTHER)
-def test_questions_prompts_and_documents(name: str, folder: Path) -> None:
-    read, file, good, files = OTHER[name]
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_data(name: str, folder: Path) -> None:
+    read, file, good, files = FILES[name]
     assert not isinstance(read_with(folder, read, file, good), Exception)
 
     @fuzz()
@@ -102,18 +94,6 @@ def test_labels_of_words(tmp_path_factory: pytest.TempPathFactory, change: tuple
     for part, text in XSUM.items():
         (folder / f"s.{part}").write_bytes(change[1] if part == change[0] else text.encode())
     assert isinstance(outcome(lambda: read_labelled(folder)), (list, DataError))
-
-
-def test_compressed_data(folder: Path) -> None:
-    good = gzip.compress(json_lines(OWN).encode())
-
-    @fuzz()
-    @given(broken(good))
-    def check(data: bytes) -> None:
-        found = read_with(folder, lambda path: read_labelled(path, "jsonl"), "a.jsonl.gz", data)
-        assert isinstance(found, (list, DataError))
-
-    check()
 
 
 def test_parquet(folder: Path) -> None:

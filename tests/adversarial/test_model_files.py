@@ -14,10 +14,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, RiskCalibrator, Runtime
+from cocoa_engine import (
+    CocoaConfig,
+    CocoaEngine,
+    CocoaError,
+    ModelLoadError,
+    RiskCalibrator,
+    Runtime,
+    UnsupportedModelError,
+)
 from cocoa_engine.execution.native import build
 from cocoa_engine.methods import retrieval_heads
-from cocoa_engine.methods.retrieval_heads import RetrievalHeads, known_heads
+from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model
 from cocoa_engine.model import gguf_tokenizer, weight_identity
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
@@ -25,8 +33,7 @@ from cocoa_engine.risk.calibrator import Settings
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.model_folders import save_model
 from tests.helpers.mutations import broken, broken_json, each_change, fuzz, mutated, mutated_json, outcome
-from tests.helpers.small_gguf import write
-from tests.helpers.tiny_gguf import write_tiny_gguf
+from tests.helpers.small_gguf import write, write_tiny_gguf
 from tests.helpers.tiny_models import NUM_LAYERS, tiny_model, tiny_tokenizer
 
 pytestmark = [
@@ -48,11 +55,6 @@ HEADS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def tiny() -> CocoaEngine:
     return CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path
 
 
 @pytest.fixture
@@ -99,9 +101,9 @@ def calibrator() -> RiskCalibrator:
 
 
 @pytest.mark.slow
-def test_calibrators(tiny: CocoaEngine, folder: Path) -> None:
+def test_calibrators(tiny: CocoaEngine, tmp_path: Path) -> None:
     """What is read can be used: the answer has a risk, or one error says what is missing."""
-    file = folder / "calibrator.json"
+    file = tmp_path / "calibrator.json"
     calibrator().save(file)
     answer = tiny.generate("Once upon", max_new_tokens=4)
 
@@ -115,13 +117,13 @@ def test_calibrators(tiny: CocoaEngine, folder: Path) -> None:
     survives(file, good, risks, lambda found: all(risk is None or 0 <= risk <= 1 for risk in found), 40)
 
 
-def test_each_value_of_a_calibrator(folder: Path) -> None:
+def test_each_value_of_a_calibrator(tmp_path: Path) -> None:
     """Of any other type, at any place; some packed numbers are written as lists."""
     good = json.loads(calibrator().model_dump_json())
     good["probe"] = {"layer": 1, "model_name": "tiny", "dtype": "float32", "weights": [0.5, 1], "intercept": 0.1}
     good["span"]["domain"] = {"centre": [0.5, 1], "precision": [0.5, 1, 1, 1], "cutoff": 1.0}
     assert "domain" in good["answer"]
-    file = folder / "calibrator.json"
+    file = tmp_path / "calibrator.json"
     refused = 0
     for what, value in each_change(good):
         file.write_text(json.dumps(value))
@@ -131,12 +133,12 @@ def test_each_value_of_a_calibrator(folder: Path) -> None:
     assert refused > 1000
 
 
-def test_retrieval_heads(folder: Path) -> None:
-    file = folder / "heads.json"
+def test_retrieval_heads(tiny: CocoaEngine, tmp_path: Path) -> None:
+    file = tmp_path / "heads.json"
 
     def heads() -> RetrievalHeads | None:
         retrieval_heads._read.cache_clear()
-        return known_heads(str(file), NUM_LAYERS, 4)
+        return heads_of_model(str(file), tiny.session.model)
 
     def is_right(found: RetrievalHeads) -> bool:
         rank = found.rank(0.3)
@@ -152,15 +154,15 @@ def test_retrieval_heads(folder: Path) -> None:
 
 
 def test_broken_files_of_the_cache_are_as_good_as_none(
-    tiny: CocoaEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Retrieval heads, notes of compared weights and tokenizers are found or made again."""
-    monkeypatch.setenv("COCOA_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "cache"))
     file = retrieval_heads.keep(RetrievalHeads.model_validate(HEADS), tiny.session.model)
 
     def kept_heads() -> RetrievalHeads | None:
         retrieval_heads._read.cache_clear()
-        return known_heads(None, NUM_LAYERS, 4, tiny.session.model)
+        return heads_of_model(None, tiny.session.model)
 
     assert kept_heads() == RetrievalHeads.model_validate(HEADS)
     survives(file, broken_json(HEADS), kept_heads, lambda found: found is None or isinstance(found, RetrievalHeads))
@@ -168,7 +170,7 @@ def test_broken_files_of_the_cache_are_as_good_as_none(
     model = tiny_model("llama")
     weight_identity.will_note(model, "weights", "kernels")
     weight_identity.note(model, "equal")
-    (note,) = (folder / "cache" / weight_identity.FOLDER).iterdir()
+    (note,) = (tmp_path / "cache" / weight_identity.FOLDER).iterdir()
     assert weight_identity.noted("weights", "kernels") == "equal"
 
     def is_noted(found: str | None) -> bool:
@@ -178,13 +180,13 @@ def test_broken_files_of_the_cache_are_as_good_as_none(
     survives(note, bad, lambda: weight_identity.noted("weights", "kernels"), is_noted, 40, [b"[" * 100_000])
 
     monkeypatch.setattr(gguf_tokenizer, "FOLDER", "tokenizers")
-    write_tiny_gguf(folder / "kept.gguf")
+    write_tiny_gguf(tmp_path / "kept.gguf")
 
     def encoded() -> list[int]:
-        return gguf_tokenizer.load(GgufFile(folder / "kept.gguf")).encode("hello")
+        return gguf_tokenizer.load(GgufFile(tmp_path / "kept.gguf")).encode("hello")
 
     good = encoded()
-    (kept,) = (folder / "cache" / "tokenizers").iterdir()
+    (kept,) = (tmp_path / "cache" / "tokenizers").iterdir()
     text = kept.read_bytes()
     bad = st.binary(max_size=100) | st.integers(0, len(text) - 1).map(lambda end: text[:end])
     survives(kept, bad, encoded, lambda found: found == good and kept.read_bytes() == text, 40, [b"", b"{}"])
@@ -195,9 +197,9 @@ def test_broken_files_of_the_cache_are_as_good_as_none(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False], ids=["blocks", "unpacked"])
-def test_gguf_files(folder: Path, kept: bool) -> None:
+def test_gguf_files(tmp_path: Path, kept: bool) -> None:
     """And their context windows, which are read without the weights."""
-    file = folder / f"{kept}.gguf"
+    file = tmp_path / f"{kept}.gguf"
     write_tiny_gguf(file)
     good = file.read_bytes()
     header = 9000  # metadata and the list of tensors
@@ -215,35 +217,40 @@ def test_gguf_files(folder: Path, kept: bool) -> None:
     survives(file, changed | broken(good), loaded, examples=60 if kept else 15, worst=[no_heads])
 
 
-WRONG: dict[str, list[Any]] = {
-    "text": [7, 0.5, True, ["a", "b"]],
-    "number": ["x", True, ["a", "b"], [[1], [2]], float("nan")],
-}
-KINDS = {
+NO_TEXT: tuple[Any, ...] = (7, 0.5, True, ["a", "b"])
+NO_NUMBER: tuple[Any, ...] = ("x", True, ["a", "b"], [[1], [2]], float("nan"))
+WRONG: dict[str, tuple[Any, ...]] = {
     # these are read before all others
-    **dict.fromkeys(("split.count", "split.no", "split.tensors.count", "general.alignment"), "number"),
-    **dict.fromkeys(("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre"), "text"),
-    **dict.fromkeys(("tokenizer.chat_template", "tokenizer.chat_template.tool_use"), "text"),
-    **dict.fromkeys(("tokenizer.ggml.eos_token_id", "tokenizer.ggml.bos_token_id"), "number"),
-    **dict.fromkeys(("llama.block_count", "llama.context_length", "llama.attention.head_count"), "number"),
-    **dict.fromkeys(("llama.embedding_length", "llama.rope.dimension_count"), "number"),
+    **dict.fromkeys(("split.count", "split.no", "split.tensors.count", "general.alignment"), NO_NUMBER),
+    **dict.fromkeys(("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre"), NO_TEXT),
+    **dict.fromkeys(("tokenizer.chat_template", "tokenizer.chat_template.tool_use"), NO_TEXT),
+    **dict.fromkeys((f"tokenizer.ggml.{role}_token_id" for role in ("eos", "bos", "fim_pad")), (*NO_NUMBER, 0.5)),
+    **dict.fromkeys((f"tokenizer.ggml.{name}" for name in ("tokens", "merges", "scores")), ("x", [1, 2])),
+    **dict.fromkeys(("llama.block_count", "llama.context_length", "llama.attention.head_count"), (*NO_NUMBER, 1.5)),
+    **dict.fromkeys(("llama.embedding_length", "llama.expert_count", "llama.rope.dimension_count"), (*NO_NUMBER, 1.5)),
+    **dict.fromkeys(("llama.rope.freq_base", "llama.logit_scale"), NO_NUMBER),
+    **dict.fromkeys(("tokenizer.ggml.token_type", "llama.rope.dimension_sections"), (7, "x", ["x"])),
+    **dict.fromkeys(("llama.rope.scaling.finetuned", "tokenizer.ggml.add_bos_token"), ("x", 1)),
+    "llama.attention.causal": (1,),
+    "llama.attention.sliding_window_pattern": ("x",),
+    "llama.rope.scaling.type": (1,),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", KINDS)
-def test_a_value_of_a_wrong_type_in_gguf_metadata_is_refused_by_its_key(key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("norms", ["F32", "F16"], ids=["in blocks", "unpacked"])
+@pytest.mark.parametrize("key", WRONG)
+def test_a_value_of_a_wrong_type_in_gguf_metadata_is_refused_by_its_key(key: str, norms: str, tmp_path: Path) -> None:
     """By all readers of such a file; the context window, which is only shown, is then not known."""
     file = tmp_path / "model.gguf"
-    for value in WRONG[KINDS[key]]:
+    readers: list[Any] = [lambda: load_pretrained(file, keeps_blocks=lambda: True)]
+    readers += [] if key.startswith("llama.") else [lambda: load_tokenizer(str(file), {})]
+    for value in WRONG[key]:
         with torch.no_grad():
-            write(file, "llama", "Q8_0", template="{{ messages }}", metadata={key: value})
-        readers: list[Any] = [lambda: load_pretrained(file, keeps_blocks=lambda: True)]
-        if not key.startswith("llama."):
-            readers.append(lambda: load_tokenizer(str(file), {}))
+            write(file, "llama", "Q8_0", template="{{ messages }}", norms=norms, metadata={key: value})
         for read in readers:
             found = outcome(read)
-            assert isinstance(found, CocoaError), value
+            assert isinstance(found, (ModelLoadError, UnsupportedModelError)), value
             assert key in str(found), value
         window = read_context_window(file)
         assert window is None or type(window) is int
@@ -408,9 +415,9 @@ def test_chat_templates(tiny: CocoaEngine, source: Path) -> None:
 # --- other files, and settings
 
 
-def test_checksums_of_the_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksums_of_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library is loaded only with its own checksum beside it."""
-    library = folder / "kernels.so"
+    library = tmp_path / "kernels.so"
     checksum, good = build._checksum_file(library), build._checksum(b"a library")
     monkeypatch.setattr(build, "_opened", lambda file: file.close() or file)
     monkeypatch.setattr(build, "_declared", lambda file: file)
@@ -425,13 +432,13 @@ def test_checksums_of_the_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch)
     check()
 
 
-def test_files_of_api_keys(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_api_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fastapi")
     from cocoa_integrations.server.command import KEYS_VARIABLE, given_keys
     from cocoa_integrations.server.settings import ServerSettings
 
     monkeypatch.delenv(KEYS_VARIABLE, raising=False)
-    file = folder / "keys"
+    file = tmp_path / "keys"
     file.write_bytes(b"# of the team\nfirst-key\n\n  second-key\n")
 
     def keys() -> list[str]:

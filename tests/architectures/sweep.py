@@ -44,10 +44,8 @@ _VALUES = ("token_log_probs", "token_entropies", "token_margins", "log_prob", "c
 class Outcome:
     """What became of one architecture.
 
-    ``"equal"``: the engine gives the reference's tokens, spans and values. ``"different"``: it does not. ``"failed"``:
-    it raises an error that is none of its own. ``"refused"``: it raises one of its own errors. ``"no reference"``: the
-    model's plain forward pass gives no hidden states to compare with. ``"not buildable"``: transformers itself cannot
-    build or run the small model.
+    ``"failed"``: an error that is none of the engine's own. ``"refused"``: one of its own. ``"no reference"``: a plain
+    forward pass gives no hidden states. ``"not buildable"``: transformers cannot build or run the small model.
     """
 
     model_type: str  # its name in transformers
@@ -150,11 +148,7 @@ def _compare(engine: CocoaEngine, forward: FullForward) -> Iterator[float]:
 
 
 def _attention(engine: CocoaEngine) -> str:
-    """How source attention is measured.
-
-    Raises:
-        DifferentError: it is not that of the attention weights, or of the same text as a given one.
-    """
+    """How source attention is measured. It must be that of the attention weights, and of the text as a given one."""
     heads = source_heads(None, LanguageModel(engine.model))
     if not heads:
         return "none"
@@ -188,11 +182,7 @@ def _from_weights(
 
 
 def difference(actual: Generation, expected: ReferenceGeneration) -> float:
-    """The largest difference of a value.
-
-    Raises:
-        DifferentError: the tokens, spans, candidates or choices differ, or a value by more than the tolerance.
-    """
+    """The largest difference of a value. Tokens, spans, candidates and choices are the same, or DifferentError."""
     method, pairs = actual.config.method, list[tuple[Measured, Figures]]()
     decided = [(span.kind, span.token_ids, span.chosen) for span in actual.spans]
     wanted = [(span.kind, span.figures.token_ids, span.chosen) for span in expected.spans]

@@ -16,13 +16,13 @@ import pytest
 from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private, private_folder, temporary_folder
 from cocoa_engine.errors import OutputError
 from cocoa_engine.methods import retrieval_heads
-from cocoa_engine.methods.retrieval_heads import RetrievalHeads, spread_heads
+from cocoa_engine.methods.retrieval_heads import RetrievalHeads, keep, spread_heads_of
 from cocoa_engine.model import gguf_tokenizer, weight_identity
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.loading import load_pretrained
 from tests.helpers.processes import limited
-from tests.helpers.tiny_gguf import write_tiny_gguf
+from tests.helpers.small_gguf import write_tiny_gguf
 from tests.helpers.tiny_models import tiny_model
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs owners and rights of files")
@@ -159,13 +159,15 @@ def note(_: Path) -> Kept:
 
 def heads(_: Path) -> Kept:
     model = LanguageModel(tiny_model("llama"))
-    found = spread_heads("kept", model.num_layers, retrieval_heads.heads_per_layer(model))
+    spread = spread_heads_of(model)
+    assert spread is not None
+    found = spread.model_copy(update={"model_name": "kept"})
 
     def read() -> RetrievalHeads | None:
         known = retrieval_heads.heads_of_model(None, model)
         return known if known is not None and known.model_name == "kept" else None
 
-    return retrieval_heads.keep(found, model), read
+    return keep(found, model), read
 
 
 def tokenizer(file: Path) -> Kept:
@@ -284,6 +286,6 @@ def test_small_files_on_a_full_disk(cache: Path) -> None:
         weight_identity.will_note(model, "weights", "kernels")
         weight_identity.note(model, "equal")
         with pytest.raises(OutputError, match="cannot be written: File too large"):
-            retrieval_heads.keep(spread_heads("kept", 6, 4), LanguageModel(model))
+            keep(spread_heads_of(LanguageModel(model)), LanguageModel(model))  # type: ignore[arg-type]
     assert weight_identity.noted("weights", "kernels") is None
     assert not [each for each in cache.rglob("*") if each.is_file() and ".lock" not in each.name]

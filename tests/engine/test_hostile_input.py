@@ -56,7 +56,7 @@ from cocoa_engine.safe_text import safe
 from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.server.settings import ServerSettings
 from tests.helpers.made_up_risk import fitted
-from tests.helpers.tiny_gguf import write_tiny_gguf
+from tests.helpers.small_gguf import write_tiny_gguf
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 SHORT = 1000  # characters

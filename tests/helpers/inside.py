@@ -6,7 +6,7 @@ from typing import Any
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.execution.backends import Chosen
-from cocoa_engine.execution.backends.prefixes import PrefixCache
+from cocoa_engine.execution.backends.shared_cache import PrefixCache
 from cocoa_engine.execution.session import Session
 
 
@@ -39,7 +39,7 @@ def calls_waiting(engine: CocoaEngine) -> int:
 
 def open_sequences(engine: CocoaEngine) -> int:
     """How many sequences have keys and values in the backend's memory."""
-    return len(backend_inside(engine)._open)
+    return len(backend_inside(engine).open_trees)
 
 
 def prefixes_of(engine: CocoaEngine) -> PrefixCache:

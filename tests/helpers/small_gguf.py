@@ -109,6 +109,14 @@ def write(
     return model.eval()
 
 
+@torch.no_grad()
+def write_tiny_gguf(path: Path) -> None:
+    """A Llama whose tokens are letters, with a chat template."""
+    ids = {"bos": 1, "eos": 2, "padding": 2, "unknown": 0}
+    sizes = {"llama.vocab_size": len(TOKENS)}
+    write(path, "llama", "Q4_1", pre="smollm", ids=ids, template="{{ messages }}", metadata=sizes)
+
+
 def _replace(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     for part in writer.kv_data:
         part.pop(key, None)

@@ -13,7 +13,7 @@ from cocoa_engine import DataError
 from cocoa_engine.cli.calibrate import read_documents
 from cocoa_engine.cli.prompting import read_source
 from cocoa_engine.lab import data
-from cocoa_engine.lab.data import LabelledText, read_labelled, sample
+from cocoa_engine.lab.data import LabelledText, Question, read_labelled, read_questions, sample
 from tests.helpers.labelled_files import DIASUMFACT, FAITHBENCH, MUSHROOM, OWN, TRUTHFULQA, XSUM, json_lines
 
 HEADER, ROW = TRUTHFULQA.splitlines(keepends=True)
@@ -26,23 +26,21 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def parts(record: LabelledText) -> list[tuple[str, str, bool]]:
-    assert record.spans is not None
     return [(record.text[span.start : span.end], span.kind, span.hallucinated) for span in record.spans]
 
 
 def test_truthfulqa(tmp_path: Path) -> None:
     file = write(tmp_path / "TruthfulQA.csv", "\ufeff" + TRUTHFULQA)
     records = read_labelled(file)
-    assert [(record.text, record.label) for record in records] == [
-        ("The Wrights", False),
-        ("Orville", False),
-        ("Lindbergh", True),
-        ("Earhart", True),
-    ]
+    labels = {record.text: record.label for record in records}
+    assert labels == {"The Wrights": False, "Orville": False, "Lindbergh": True, "Earhart": True}
+    assert list(labels) == ["The Wrights", "Orville", "Lindbergh", "Earhart"]
     assert len({record.id for record in records}) == 4
     assert {record.prompt for record in records} == {"Question: Who flew first?\nAnswer:"}
     assert all(record.spans is None for record in records)
     assert read_labelled(tmp_path) == read_labelled(tmp_path, "truthfulqa") == records
+    spaced = write(tmp_path / "b.csv", f"\n\n{HEADER}\n{ROW}\n")  # empty lines are skipped
+    assert read_labelled(spaced) == records
 
 
 def test_mushroom_file_and_folder(tmp_path: Path) -> None:
@@ -84,13 +82,11 @@ def dialogue(text: str, sentences: list[Any]) -> str:
 
 
 @pytest.mark.timeout(20)
-def test_diasumfact_reads_a_long_summary_once(tmp_path: Path) -> None:
+def test_diasumfact_with_a_long_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read once, and errors are searched in sentences of so many characters."""
     sentences = [{"sentence": " a.", "annotation": []}] * 50_000 + [{"sentence": "a. b c", "annotation": []}]
     path = write(tmp_path / "a.json", dialogue("a. " * 50_001 + "b \n", sentences))
     assert parts(*read_labelled(path, both_classes=False)) == []
-
-
-def test_diasumfact_with_too_many_errors_in_a_long_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = [{"error_class": "EntE", "error_span": f"X{number}"} for number in range(20)]
     path = write(tmp_path / "a.json", dialogue("a" * 100, [{"sentence": "a" * 100, "annotation": errors}]))
     assert len(parts(*read_labelled(path, both_classes=False))) == 1
@@ -184,11 +180,6 @@ def test_one_class_is_enough_where_labels_do_not_count(tmp_path: Path) -> None:
     assert records[1].text == "a \U0001f600 b"  # a whole surrogate pair is a character
 
 
-def test_empty_lines_of_a_table_are_skipped(tmp_path: Path) -> None:
-    plain, spaced = write(tmp_path / "a.csv", HEADER + ROW), write(tmp_path / "b.csv", f"\n\n{HEADER}\n{ROW}\n")
-    assert read_labelled(spaced) == read_labelled(plain)
-
-
 def test_bad_paths_and_formats(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(DataError, match="no file or folder"):
@@ -218,3 +209,74 @@ def test_documents_and_passages_have_no_byte_order_mark(tmp_path: Path) -> None:
     compressed.write_bytes(gzip.compress(plain.read_bytes()))
     assert read_source(plain) == read_source(compressed) == "one\ntwo\nthree"
     assert read_documents(plain) == read_documents(compressed) == ["one\ntwo\nthree\n"]
+
+
+# --- questions with known answers
+
+ROWS = [
+    {"question": "Who wrote Dune?", "context": "Dune is a novel by Frank Herbert.", "answers": ["Frank Herbert"]},
+    {"question": "What is 2 + 2?", "answers": ["4", "four"], "group": "sums"},
+]
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    dune, total = read_questions(write(tmp_path / "q.jsonl", json_lines([*ROWS, ROWS[0]])))
+    assert (dune.group, total.group) == ("Who wrote Dune?", "sums")
+    assert dune.request.startswith("Passage: Dune is a novel")
+    assert dune.request.endswith("Question: Who wrote Dune?")
+    assert "Passage" not in total.request
+    assert sample([dune, total], 1) in ([dune], [total])
+
+
+def test_the_gold_passage_of_nq_is_the_context(tmp_path: Path) -> None:
+    passages = [{"title": "Dune", "text": "By Frank Herbert."}, {"text": "By Bo Ek."}]
+    rows = [{"question": "who wrote dune", "answers": ["Frank Herbert"], "ctxs": passages}]
+    (one,) = read_questions(write(tmp_path / "q.jsonl", json_lines(rows)))
+    assert one.context == "By Frank Herbert."
+    (none,) = read_questions(write(tmp_path / "q.jsonl", json_lines([{**rows[0], "ctxs": []}])))
+    assert none.context is None
+    with pytest.raises(DataError, match=r"ctxs\.0\.text: Field"):
+        read_questions(write(tmp_path / "q.jsonl", json_lines([{**rows[0], "ctxs": [{}]}])))
+
+
+def test_nq_swap_as_published(tmp_path: Path) -> None:
+    """Each question with its own passage, and once with a swapped answer."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    row = {"question": "who wrote dune", "org_context": "By Frank Herbert.", "org_answer": ["Frank Herbert"]}
+    rows = [{**row, "sub_context": f"By {name}.", "sub_answer": [name]} for name in ("Ann Lee", "Bo Ek")]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "dev.parquet")
+    own, swapped = read_questions(tmp_path / "dev.parquet")
+    assert (own.context, own.answers) == ("By Frank Herbert.", ("Frank Herbert",))
+    assert (swapped.context, swapped.answers) == ("By Ann Lee.", ("Ann Lee",))
+    assert own.group == swapped.group
+
+
+@pytest.mark.parametrize("right", ["It was Frank Herbert.", "frank  HERBERT"])
+@pytest.mark.parametrize("wrong", ["Frank Herberts", "Herbert", ""])
+def test_an_answer_is_right_if_it_holds_a_known_one(right: str, wrong: str) -> None:
+    question = Question("Who wrote Dune?", None, ("Frank Herbert", "F. H."), "")
+    assert (question.is_right(right), question.is_right(wrong)) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": "Who?"}, "answers: Field required"),
+        ({"question": "Who?", "answers": []}, "answers: .* at least 1"),
+        ({"question": "Who?", "answers": [1]}, "answers.0: .* valid string"),
+        ({"question": "Who?", "answers": ["the"]}, "none of its answers contains a word"),
+        ({"question": " ", "answers": ["a b"]}, "the question is empty"),
+        ({"question": "Who?", "answers": ["x"], "context": 3}, "context: .* valid string"),
+    ],
+)
+def test_what_is_no_question(row: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        read_questions(write(tmp_path / "q.jsonl", json_lines([row])))
+
+
+def test_no_questions(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no questions"):
+        read_questions(write(tmp_path / "q.jsonl", ""))
+    with pytest.raises(DataError, match="cannot be read as parquet"):
+        read_questions(write(tmp_path / "q.parquet", json_lines(ROWS)))

@@ -1,25 +1,41 @@
-"""The labelled set that a model makes itself."""
+"""Invented passages, the labelled set that a model makes itself of them, and the reference of its source attention."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cocoa_engine import CocoaConfig, CocoaEngine, FitSettings, fit_self_made
-from cocoa_engine.errors import CalibrationError
+from cocoa_engine.cache_directory import CACHE_VARIABLE
+from cocoa_engine.errors import CalibrationError, UnsupportedModelError
 from cocoa_engine.lab import fit
+from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.forced import force
+from cocoa_engine.lab.heads import KNOTS, PROMPTS, keep_reference, with_reference
 from cocoa_engine.lab.measured import labelled_features
 from cocoa_engine.lab.self_made import (
+    STATED,
     MadeQuestion,
     made_questions,
     passages,
     planted_errors,
     self_made_features,
 )
+from cocoa_engine.methods.retrieval_heads import (
+    SOURCE_HEADS,
+    RetrievalHeads,
+    heads_of_model,
+    source_heads,
+    spread_heads_of,
+)
 from cocoa_engine.risk.features import answer_features
+from tests.helpers.backends import made
+from tests.helpers.engines import engine_of
+from tests.helpers.inside import use_backend
+from tests.helpers.rivals import heads_file, heads_of
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 DOCUMENT = (
@@ -28,33 +44,33 @@ DOCUMENT = (
 )
 
 
-def test_declining() -> None:
-    question = made(["a known answer"], answerable=False)
-    for answer in (
-        "The text does not say.",
-        "It is not mentioned in the passage.",
-        "There is no information about the mayor.",
-        "I cannot answer this.",
-        "The passage doesn't specify it.",
-        "unknown",
-    ):
-        assert question.is_right(answer), answer
-    for answer in ("Paris.", "It is known for its clocks.", "She was not born in Rome.", ""):
-        assert not question.is_right(answer), answer
+def test_a_passage_states_some_facts_and_not_the_others() -> None:
+    drawn = list(islice(passages(3), 300))
+    for passage in drawn:
+        assert len(passage.stated) == STATED
+        assert passage.missing
+        assert "{" not in passage.text
+        for fact in passage.stated:
+            assert fact.sentence in passage.text
+            assert fact.answers[0].lower() in fact.sentence.lower()
+            assert fact.question.endswith("?")
+        for fact in passage.missing:
+            assert fact.sentence not in passage.text
+            if len(fact.answers[0]) > 6:  # small numbers may occur in another fact
+                assert fact.answers[0] not in passage.text
+    assert len({passage.text for passage in drawn}) == 300
+    assert len({passage.stated[0].question.split()[0] for passage in drawn}) >= 5
 
 
 def test_made_questions() -> None:
     made = made_questions(count=60, seed=4)
-    assert len(made) == 60
-    assert made == made_questions(count=60, seed=4)
-    assert made != made_questions(count=60, seed=5)
-    assert sum(one.answerable for one in made) == 40
+    assert made == made_questions(count=60, seed=4) != made_questions(count=60, seed=5)
+    assert (len(made), sum(one.answerable for one in made)) == (60, 40)
     for one in made:
-        assert one.context is not None
         assert one.context in one.request
         assert one.text in one.request
-        assert one.answerable is False or one.is_right(one.context)
-    assert len({one.request.replace(one.context or "", "")[:20] for one in made}) >= 3  # several wordings
+        assert not one.answerable or one.is_right(one.context)
+    assert len({one.request.replace(one.context, "")[:20] for one in made}) >= 3  # several wordings
 
 
 def test_questions_about_documents() -> None:
@@ -65,37 +81,46 @@ def test_questions_about_documents() -> None:
         assert term in DOCUMENT
         assert "____" in one.text
         assert term not in one.text
-        assert (term in (one.context or "")) is one.answerable
+        assert (term in one.context) is one.answerable
     with pytest.raises(CalibrationError, match="no sentence with a name"):
         made_questions(["nothing here. nor there."], count=8)
 
 
-def made(answers: Sequence[str], *, answerable: bool = True) -> MadeQuestion:
-    return MadeQuestion("Who built the mill of Odd?", "x", tuple(answers), "g", answerable)
+def mill_question(*answers: str, answerable: bool = True) -> MadeQuestion:
+    return MadeQuestion("Who built the mill of Odd?", "x", answers, "g", answerable)
 
 
-def test_labels() -> None:
-    known = made(["Mirela Voss", "Voss"])
-    assert known.is_right("It was built by Mirela Voss.")
-    assert not known.is_right("It was built by Pavel Lund.")
-    assert not known.is_right("The text does not say.")
-    missing = made(["Voss"], answerable=False)
-    assert missing.is_right("The text does not say.")
-    assert missing.is_right("It was Voss.")
-    assert not missing.is_right("It was built by Pavel Lund.")
+@pytest.mark.parametrize(
+    ("answer", "right", "right_if_missing"),
+    [
+        ("It was built by Mirela Voss.", True, True),
+        ("It was Voss.", True, True),
+        ("It was built by Pavel Lund.", False, False),
+        ("The text does not say.", False, True),
+        ("It is not mentioned in the passage.", False, True),
+        ("There is no information about the mayor.", False, True),
+        ("I cannot answer this.", False, True),
+        ("The passage doesn't specify it.", False, True),
+        ("unknown", False, True),
+        ("It is known for its clocks.", False, False),
+        ("She was not born in Rome.", False, False),
+        ("", False, False),
+    ],
+)
+def test_a_right_answer_is_known_or_declines(answer: str, right: bool, right_if_missing: bool) -> None:
+    assert mill_question("Mirela Voss", "Voss").is_right(answer) is right
+    assert mill_question("Mirela Voss", "Voss", answerable=False).is_right(answer) is right_if_missing
 
 
 def test_planted_errors() -> None:
     texts = planted_errors(200, seed=2)
-    assert texts == planted_errors(200, seed=2)
-    assert texts != planted_errors(200, seed=3)
+    assert texts == planted_errors(200, seed=2) != planted_errors(200, seed=3)
     planted = clean = 0
     for one, passage in zip(texts, passages(2), strict=False):
         assert one.source == passage.text
         assert one.source in one.prompt
         assert one.source in one.question
         stated = {fact.answers[0].lower() for fact in passage.stated}
-        assert one.spans is not None
         for span in one.spans:
             value = one.text[span.start : span.end].lower()
             assert value.strip() == value != ""
@@ -112,6 +137,8 @@ def test_planted_errors() -> None:
 
 def test_features_are_those_of_the_answers_and_of_the_texts() -> None:
     engine = CocoaEngine(tiny_model("llama", max_position_embeddings=2048), tiny_tokenizer())
+    with pytest.raises(CalibrationError):  # no answer of this model is right
+        fit_self_made(engine, count=6, config=CocoaConfig(max_new_tokens=4))
     config = CocoaConfig(max_new_tokens=12, max_risk=0.1, max_candidates=2)
     questions = made_questions(count=4)
     done: list[int] = []
@@ -121,35 +148,86 @@ def test_features_are_those_of_the_answers_and_of_the_texts() -> None:
     known = len(found["answer"].names)  # the tiny model has no known heads, hence no source attention
     of_answers = np.array([answer_features(one)[:known] for one in answers])
     assert np.allclose(found["answer"].features, of_answers, atol=1e-3)
-    assert found["answer"].labels.tolist() == [
-        not one.is_right(answer.text) for one, answer in zip(questions, answers, strict=True)
-    ]
-    texts = planted_errors(2, seed=5)
-    forced = force(engine, texts, config)
-    expected = labelled_features(forced, config, 6)["span"]
+    wrong = [not one.is_right(answer.text) for one, answer in zip(questions, answers, strict=True)]
+    assert found["answer"].labels.tolist() == wrong
+    expected = labelled_features(force(engine, planted_errors(2, seed=5), config), config, 6)["span"]
     assert np.allclose(found["span"].features, expected.features, atol=1e-3)
     assert found["span"].labels.tolist() == expected.labels.tolist()
-
-
-def test_a_model_without_right_answers_is_refused() -> None:
-    engine = CocoaEngine(tiny_model("llama", max_position_embeddings=2048), tiny_tokenizer())
-    with pytest.raises(CalibrationError):
-        fit_self_made(engine, count=6, config=CocoaConfig(max_new_tokens=4))
 
 
 @pytest.mark.slow
 def test_fitting_on_the_models_own_answers(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the real model: the set has answers of both classes, and its risk is in [0, 1]."""
     monkeypatch.setattr(fit, "MAX_REPEATS", 1)
-    fitted = fit_self_made(
-        engine, count=30, config=CocoaConfig(max_new_tokens=10), settings=FitSettings(draws=20, folds=2)
-    )
-    assert fitted.answer is not None
+    config, settings = CocoaConfig(max_new_tokens=10), FitSettings(draws=20, folds=2)
+    fitted = fit_self_made(engine, count=30, config=config, settings=settings)
     assert 0 < fitted.answer.validation.hallucinated < fitted.answer.validation.items == 30
     assert "made by the model itself" in fitted.answer.data
-    assert fitted.span is not None
     assert "planted errors" in fitted.span.data
     assert fitted.model_name == engine.model_name
     answer = engine.with_calibrator(fitted).generate("Question: Who wrote Dune?\nAnswer:", max_new_tokens=10)
-    assert answer.answer_risk is not None
     assert 0 <= answer.answer_risk <= 1
+
+
+# --- the reference distribution of a model's source attention
+
+
+def tiny(folder: Path, kind: str = "lean") -> tuple[CocoaEngine, RetrievalHeads]:
+    model = tiny_model("llama", max_position_embeddings=2048)
+    engine = use_backend(CocoaEngine(model, tiny_tokenizer()), made(model, kind, "stock"))
+    heads = heads_file(folder, model.config.num_hidden_layers, model.config.num_attention_heads, heads_of(model))
+    return engine, RetrievalHeads.model_validate_json(Path(heads).read_text())
+
+
+@pytest.mark.slow
+def test_the_reference_is_that_of_the_models_own_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_heads, "MIN_SPANS", 5)
+    engine, heads = tiny(tmp_path)
+    done: list[tuple[int, int]] = []
+    found = with_reference(engine, heads, prompts=4, on_progress=lambda *at: done.append(at))
+    assert done[-1] == (4, 4)
+    assert found.heads == heads.heads
+    assert len(found.reference) == KNOTS
+    file = tmp_path / "heads.json"
+    file.write_text(heads.model_dump_json())
+    values = []
+    for number, passage in enumerate(islice(passages(0), 4)):
+        task = "Answer the question from the passage, in one sentence."
+        prompt = f"{passage.text}\n\nSummarise the text in two sentences."
+        if number % 2:
+            prompt = f"Passage: {passage.text}\n\n{task}\nQuestion: {passage.stated[0].question}"
+        answer = engine.generate(f"{prompt}\nAnswer:", max_new_tokens=48, decore_heads=str(file))
+        values += [span.source_attention for span in answer.spans if any(map(str.isalnum, span.text))]
+    assert found.reference_spans == len(values)
+    assert found.reference == pytest.approx(np.quantile(values, np.linspace(0, 1, KNOTS)), abs=1e-3)  # type: ignore[arg-type]
+    ranks = [found.rank(value) for value in values]
+    assert np.mean(ranks) == pytest.approx(0.5, abs=0.05)  # type: ignore[arg-type]
+
+
+def test_too_few_spans_and_their_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Falcon's attention is code of its own, and cannot be seen."""
+    monkeypatch.setattr(lab_heads, "MIN_SPANS", 1000)
+    engine, heads = tiny(tmp_path)
+    for asked, message in (
+        (engine_of(tiny_model("falcon")), r"wrote 0 spans with a known .* may not be visible"),
+        (engine, r"at least 1000 are needed\. Take more prompts \(60 by default\)\."),
+    ):
+        with pytest.raises(UnsupportedModelError, match=message):
+            with_reference(asked, heads, prompts=1)
+
+
+@pytest.mark.slow
+def test_a_reference_is_kept_for_models_that_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(lab_heads, "MIN_SPANS", 5)
+    monkeypatch.setattr(lab_heads, "MAX_NEW_TOKENS", 4)
+    engine = tiny(tmp_path)[0]
+    done: list[tuple[int, int]] = []
+    file = keep_reference(engine, on_progress=lambda *at: done.append(at))
+    assert done[-1] == (PROMPTS, PROMPTS)
+    assert file.is_relative_to(tmp_path)
+    model = engine.session.model
+    assert heads_of_model(None, model).reference is not None
+    assert source_heads(None, model) == spread_heads_of(model).best(SOURCE_HEADS)  # type: ignore[union-attr]
+    assert keep_reference(engine) is None  # it is known now
+    assert keep_reference(engine_of(tiny_model("mamba"))) is None

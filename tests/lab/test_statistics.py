@@ -1,8 +1,10 @@
-"""AUROC, AUPRC, the bootstrap and the paired test: against scikit-learn, scipy and sums by hand."""
+"""Rankings, the bootstrap and the paired test against scikit-learn, scipy and sums by hand; thresholds and times."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,8 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from cocoa_engine import DataError
-from cocoa_engine.lab.ranking import Bootstrap, Interval, Ranked, caution, interval, paired_test
+from cocoa_engine import CalibrationError, DataError
+from cocoa_engine.equations import middle_layers
+from cocoa_engine.lab.indicators import Layers, layer_choices, shrinking_windows
+from cocoa_engine.lab.ranking import Bootstrap, Ranked, caution, interval, paired_test
+from cocoa_engine.lab.thresholds import choose, conformal, for_precision, for_recall, for_specificity, reached
+from cocoa_engine.lab.timing import Spread, Turn, interleave, ratio, timed
+from tests.helpers.made_up_risk import labelled_items, risk
 
 SCORES = st.integers(-3, 3).map(float)  # ties are common
 ITEMS = st.lists(st.tuples(SCORES, st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=30).filter(
@@ -24,8 +31,7 @@ ITEMS = st.lists(st.tuples(SCORES, st.integers(0, 3), st.integers(0, 3)), min_si
 def test_weighted_figures_are_scikit_learns(items: list[tuple[float, int, int]]) -> None:
     scores, positive, negative = map(list, zip(*items, strict=True))
     ranked = Ranked(scores, positive, negative)
-    labels = [1] * len(items) + [0] * len(items)
-    weights = [*positive, *negative]
+    labels, weights = [1] * len(items) + [0] * len(items), [*positive, *negative]
     assert ranked.auroc()[0] == pytest.approx(roc_auc_score(labels, scores * 2, sample_weight=weights))
     assert ranked.auprc()[0] == pytest.approx(average_precision_score(labels, scores * 2, sample_weight=weights))
 
@@ -42,9 +48,7 @@ def test_a_draw_is_the_same_as_repeating_its_items(items: list[tuple[float, int,
 
 
 @given(ITEMS, st.integers(1, 4), st.floats(-9, 9))
-def test_within_strata_pairs_and_positives_are_counted_where_they_are(
-    items: list[tuple[float, int, int]], number: int, shift: float
-) -> None:
+def test_strata_are_ranked_alone(items: list[tuple[float, int, int]], number: int, shift: float) -> None:
     columns = [np.array(column, dtype=float) for column in zip(*items, strict=True)]
     strata = np.arange(len(items)) % number
     parts = [[column[strata == stratum] for column in columns] for stratum in range(number)]
@@ -74,13 +78,9 @@ def test_intervals_hold_the_estimate(items: list[tuple[float, int, int]], groups
     ranked, other = Ranked(scores, positive, negative), Ranked(positive, positive, negative)
     bootstrap = Bootstrap([number % groups for number in range(len(items))], draws=40, seed=seed)
     for measure in ("auroc", "auprc"):
-        for least, one in (
-            (0, bootstrap.interval(ranked, measure)),
-            (-1, bootstrap.difference(ranked, other, measure)),
-        ):
-            assert one.low is not None
-            assert one.high is not None
-            assert least <= one.low <= one.estimate <= one.high <= 1
+        interval, difference = bootstrap.interval(ranked, measure), bootstrap.difference(ranked, other, measure)
+        assert 0 <= interval.low <= interval.estimate <= interval.high <= 1
+        assert -1 <= difference.low <= difference.estimate <= difference.high <= 1
         assert bootstrap.difference(ranked, ranked, measure) == (0, 0, 0)
 
 
@@ -93,16 +93,8 @@ def test_the_interval_has_its_coverage() -> None:
         labels = random.random(200) < 0.4
         bootstrap = Bootstrap(range(200), draws=200, seed=trial)
         found = bootstrap.interval(Ranked(random.normal(size=200) + labels, labels, ~labels), "auroc")
-        assert found.low is not None
-        assert found.high is not None
         hits += found.low <= true <= found.high
     assert 88 <= hits <= 99
-
-
-def width(found: Interval) -> float:
-    assert found.low is not None
-    assert found.high is not None
-    return found.high - found.low
 
 
 def test_groups_are_drawn_whole() -> None:
@@ -114,7 +106,7 @@ def test_groups_are_drawn_whole() -> None:
     copies = Ranked(np.repeat(scores, 9), np.repeat(labels, 9), np.repeat(~labels, 9))
     assert Bootstrap(np.repeat(range(60), 9).tolist(), 400).interval(copies, "auroc") == pytest.approx(alone)
     naive = Bootstrap(range(540), 400).interval(copies, "auroc")
-    assert width(naive) < 0.5 * width(alone)
+    assert naive.high - naive.low < 0.5 * (alone.high - alone.low)
 
 
 def test_what_cannot_be_ranked() -> None:
@@ -135,15 +127,12 @@ def test_one_prompt_has_no_interval() -> None:
         assert (one.low, one.high) == (None, None)
     assert alone.interval(ranked, "auroc").shown() == "0.500"
     assert Bootstrap(["a", "b", "a"], draws=30).interval(ranked, "auroc").shown().startswith("0.500 (")
-    assert "only one" in (caution(1) or "")
-    assert "only 9 prompts" in (caution(9) or "")
+    assert "only one" in caution(1)
+    assert "only 9 prompts" in caution(9)
     assert caution(10) is None
 
 
-DIFFERENCES = st.lists(st.integers(-50, 50).filter(bool), min_size=3, max_size=40, unique_by=abs)
-
-
-@given(DIFFERENCES)
+@given(st.lists(st.integers(-50, 50).filter(bool), min_size=3, max_size=40, unique_by=abs))
 def test_effect_size_and_sign_by_hand(differences: list[int]) -> None:
     n = len(differences)
     ranks = {value: rank for rank, value in enumerate(sorted(differences, key=abs), start=1)}
@@ -159,3 +148,177 @@ def test_effect_size_and_sign_by_hand(differences: list[int]) -> None:
     swapped = paired_test([0.0] * n, [float(value) for value in differences])
     assert (swapped.z, swapped.effect_size) == (pytest.approx(-test.z), pytest.approx(test.effect_size))
     assert swapped.p_right == pytest.approx(1 - test.p_right)
+
+
+# --- the layers that are compared
+
+
+def test_of_32_layers_they_are_the_papers() -> None:
+    assert middle_layers(32) == (10, 21)
+    assert shrinking_windows(32) == [(11, 19), (12, 18), (13, 17), (14, 16)]
+    assert shrinking_windows(4) == []
+
+
+@given(st.integers(3, 200))
+def test_each_window_lies_within_the_one_before_and_is_compared_once(num_layers: int) -> None:
+    shrinking = shrinking_windows(num_layers)
+    for (m, n), (inner_m, inner_n) in pairwise([middle_layers(num_layers), *shrinking]):
+        assert m < inner_m < inner_n < n
+        assert inner_n - inner_m >= 2
+    assert len({m + n for m, n in shrinking}) <= 1  # all in the same middle
+    own = Layers((1, 2), "post_norm")
+    choices = list(layer_choices(num_layers, own).values())
+    assert own in choices
+    assert sum(one.window in shrinking for one in choices) == 2 * len(shrinking)
+
+
+# --- turn taking and ratios of times, which are made up
+
+
+def test_rivals_take_turns_and_another_begins_each_time() -> None:
+    order: list[str] = []
+
+    def rival(name: str, seconds: float, case: int) -> Turn:
+        order.append(f"{name}{case}")
+        return Turn(seconds * case, case)
+
+    ticks: list[None] = []
+    ways = {"a": partial(rival, "a", 2.0), "b": partial(rival, "b", 3.0)}
+    assert interleave(ways, [[1, 2], [3]], lambda: ticks.append(None)) == {"a": [2.0, 2.0], "b": [3.0, 3.0]}
+    assert order == ["a1", "b1", "b2", "a2", "a3", "b3"]
+    assert len(ticks) == len(order)
+
+
+def test_a_round_is_weighed_as_a_whole() -> None:
+    """Seconds over units of all its work, not the mean of each piece's quotient."""
+    turns = iter([Turn(1.0, 1), Turn(3.0, 9)])
+    assert interleave({"a": lambda _: next(turns)}, [[None, None]]) == {"a": [0.4]}
+
+
+def test_ratio_is_taken_within_a_round() -> None:
+    assert ratio([1.0, 20.0, 3.0], [2.0, 10.0, 3.0]) == Spread(median=1.0, lowest=0.5, highest=2.0)
+    with pytest.raises(ValueError, match="zip"):
+        ratio([1.0], [1.0, 2.0])
+
+
+def test_timed_returns_what_the_work_counts() -> None:
+    turn = timed(len)("four")
+    assert turn.units == 4
+    assert turn.seconds >= 0
+
+
+# --- thresholds reach what they promise, the conformal one on prompts it has not seen
+
+
+SPANS = st.lists(
+    st.tuples(st.integers(0, 8).map(lambda n: n / 8), st.booleans(), st.integers(0, 5)), min_size=1, max_size=40
+).filter(lambda spans: any(label for _, label, _ in spans))
+TARGETS = st.floats(0.05, 0.95)
+
+
+@given(SPANS, TARGETS)
+def test_recall_and_precision_are_reached(spans: list[tuple[float, bool, int]], target: float) -> None:
+    risks, labels, _ = map(list, zip(*spans, strict=True))
+    threshold = for_recall(risks, labels, target)
+    assert reached(risks, labels, threshold)[1] >= target - 1e-9
+    higher = [risk for risk in risks if risk > threshold]
+    assert all(reached(risks, labels, risk)[1] < target for risk in higher)
+    precisions = {risk: reached(risks, labels, risk)[0] for risk in set(risks)}
+    good = [risk for risk, precision in precisions.items() if precision is not None and precision >= target]
+    if good:
+        assert for_precision(risks, labels, target) == min(good)
+    else:
+        with pytest.raises(CalibrationError, match="the highest is"):
+            for_precision(risks, labels, target)
+
+
+@given(SPANS, TARGETS)
+def test_specificity_is_reached(spans: list[tuple[float, bool, int]], target: float) -> None:
+    risks, labels, _ = (np.array(column) for column in zip(*spans, strict=True))
+    supported = risks[~labels]
+    if not len(supported):
+        with pytest.raises(CalibrationError, match="needs supported spans"):
+            for_specificity(risks, labels, target)
+        return
+
+    def unflagged(threshold: float) -> float:
+        return float((supported < threshold).mean())
+
+    found = for_specificity(risks, labels, target)
+    assert unflagged(found) >= target - 1e-9
+    assert all(unflagged(risk) < target for risk in supported if risk < found)
+    assert found not in risks  # so that rounding flags nothing else
+
+
+def loss(risks: np.ndarray, labels: np.ndarray, threshold: float) -> float:
+    """Of one prompt: the share of its hallucinated spans that are missed."""
+    return float((risks[labels] < threshold).mean()) if labels.any() else 0.0
+
+
+@given(SPANS, TARGETS)
+def test_the_conformal_threshold_is_the_highest(spans: list[tuple[float, bool, int]], target: float) -> None:
+    risks, labels, groups = (np.array(column) for column in zip(*spans, strict=True))
+    names = set(groups.tolist())
+    n = len(names)
+
+    def met(threshold: float) -> bool:
+        total = sum(loss(risks[groups == name], labels[groups == name], threshold) for name in names)
+        return bool((total + 1) / (n + 1) <= target + 1e-12)
+
+    found = conformal(risks, labels, groups.tolist(), target)
+    assert met(found) or found == 0
+    assert not any(met(risk) for risk in risks[labels] if risk > found + 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [0.1, 0.3])
+@pytest.mark.parametrize("power", [0.0, 2.0])
+def test_the_guarantee_holds_on_new_prompts(target: float, power: float) -> None:
+    """Prompts are drawn alike; each has its own share of hallucinated spans. Risks may even be pure noise."""
+    random = np.random.default_rng(3)
+
+    def prompt() -> tuple[np.ndarray, np.ndarray]:
+        labels = random.random(random.integers(1, 12)) < random.beta(1, 3)
+        return 1 / (1 + np.exp(-random.normal(size=len(labels)) - power * labels)), labels
+
+    losses, flagged = [], []
+    for _ in range(400):
+        chosen_on = [prompt() for _ in range(40)]
+        groups = [number for number, (_, labels) in enumerate(chosen_on) for _ in labels]
+        risks, labels = (np.concatenate(column) for column in zip(*chosen_on, strict=True))
+        threshold = conformal(risks, labels, groups, target)
+        for risks, labels in (prompt() for _ in range(10)):
+            losses.append(loss(risks, labels, threshold))
+            flagged.append(float((risks >= threshold).mean()))
+    error = float(np.std(losses)) / np.sqrt(len(losses))
+    assert np.mean(losses) <= target + 3 * error
+    assert np.mean(losses) >= target - 0.06  # and it is not bought by flagging everything
+    assert np.mean(flagged) < 0.95
+
+
+def test_too_few_prompts_flag_everything() -> None:
+    assert conformal([0.2, 0.9], [False, True], ["a", "b"], 0.3) == 0.0
+    assert conformal([0.2, 0.9], [False, True], ["a", "b"], 0.34) == 0.9
+    assert conformal([0.2], [False], ["a"], 0.4) == 0.0
+
+
+def test_bad_targets() -> None:
+    for target in (0.0, 1.0, -1.0):
+        with pytest.raises(CalibrationError, match="above 0 and below 1"):
+            conformal([0.5], [True], ["a"], target)
+    with pytest.raises(CalibrationError, match="needs spans"):
+        conformal([], [], [], 0.1)
+    for rule in ("precision", "recall"):
+        with pytest.raises(CalibrationError, match="hallucinated spans"):
+            choose(rule, 0.5, [0.5], [False], ["a"])  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_calibrator_keeps_its_threshold() -> None:
+    spans = labelled_items(90)
+    recall = risk(spans, threshold=("recall", 0.8), folds=2).threshold
+    assert recall.recall >= 0.8
+    assert recall.prompts == 90
+    safe = risk(spans, threshold=("conformal", 0.2), folds=2)
+    assert safe.threshold.prompts == 30  # a third is not fitted on
+    assert safe.validation.prompts == 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import threading
 from pathlib import Path
@@ -46,8 +47,9 @@ def prompts(count: int) -> list[list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", RIVALS)
-@pytest.mark.parametrize("forward", ["auto", "modules"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize(
+    ("architecture", "forward"), [("llama", "auto"), ("llama", "modules"), ("qwen3", "auto"), ("gpt2", "modules")]
+)
 def test_tiny_models_decode_as_the_formula_says(architecture: str, forward: Any, method: str, tmp_path: Path) -> None:
     model, tokenizer = tiny_model(architecture, seed=1), tiny_tokenizer()
     full = FullForward(model)
@@ -100,13 +102,25 @@ def test_given_texts_score_as_the_formula_says(architecture: str, method: str, t
             assert_alike(engine.score(prompt, text, config=config), one)
 
 
-def differences(method: str, model: Any, settings: dict[str, Any]) -> tuple[int, int]:
-    """Check answers and given texts with some settings against the formula.
-
-    Returns:
-        How many answers were checked, and how many of them have other tokens or scores than by the default settings.
-    """
-    tokenizer = tiny_tokenizer()
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "architecture", "tied", "settings"),
+    [
+        ("dola", "llama", False, {"dola_layers": "low"}),
+        ("dola", "llama", True, {"dola_layers": "low"}),
+        ("dola", "gpt2", False, {"dola_layers": "4"}),
+        ("dola", "llama", True, {"dola_layers": "0,2,5"}),
+        ("dola", "llama", False, {"dola_relative_top": 0.0}),
+        ("dola", "gpt2", False, {"dola_relative_top": 0.01}),
+        ("dola", "llama", True, {"dola_relative_top": 0.6}),
+        ("dola", "gpt2", False, {"dola_layers": "low", "dola_relative_top": 0.4}),
+        *(("diver", "llama", False, {"diver_weight": weight}) for weight in (0.0, 0.3, 2.0)),
+    ],
+    ids=str,
+)
+def test_settings_do_as_the_formula_says(method: str, architecture: str, tied: bool, settings: dict[str, Any]) -> None:
+    """Checks answers and given texts; some have other tokens or scores than by the default settings."""
+    model, tokenizer = tiny_model(architecture, seed=1, tie_word_embeddings=tied), tiny_tokenizer()
     engine, full = CocoaEngine(model, tokenizer, runtime=Runtime(prefix_cache_mb=0)), FullForward(model)
     default = CocoaConfig(method=method, max_new_tokens=8, max_span_tokens=4)
     config = default.replace(**settings)
@@ -124,34 +138,6 @@ def differences(method: str, model: Any, settings: dict[str, Any]) -> tuple[int,
             plain = engine.generate(prompt, config=default)
             apart = sum(span.score for span in answer.spans) - sum(span.score for span in plain.spans)
             others += answer.token_ids != plain.token_ids or abs(apart) > 0.01
-    return checked, others
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"dola_layers": "low"},
-        {"dola_layers": "4"},
-        {"dola_layers": "0,2,5"},
-        {"dola_relative_top": 0.0},
-        {"dola_relative_top": 0.01},
-        {"dola_relative_top": 0.6},
-        {"dola_layers": "low", "dola_relative_top": 0.4},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(("architecture", "tied"), [("llama", False), ("llama", True), ("gpt2", False)])
-def test_settings_of_dola_do_as_the_formula_says(architecture: str, tied: bool, settings: dict[str, Any]) -> None:
-    checked, others = differences("dola", tiny_model(architecture, seed=1, tie_word_embeddings=tied), settings)
-    assert checked >= 2
-    assert others >= 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("weight", [0.0, 0.3, 2.0])
-def test_the_weight_of_diver_does_as_the_formula_says(weight: float) -> None:
-    checked, others = differences("diver", tiny_model("llama", seed=1), {"diver_weight": weight})
     assert checked >= 2
     assert others >= 1
 
@@ -204,17 +190,20 @@ def test_bad_settings(engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.M
     tiny = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     with pytest.raises(ConfigError, match="cocoa heads"):
         tiny.generate("Hello", method="decore")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        engine.generate("Hello", method="decore", decore_heads=str(tmp_path / "none.json"))
     (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(ConfigError, match="not a file of `cocoa heads`"):
-        engine.generate("Hello", method="decore", decore_heads=str(tmp_path / "bad.json"))
-    with pytest.raises(ConfigError, match="4 layers of 4"):
-        engine.generate("Hello", method="decore", decore_heads=heads_file(tmp_path, 4, 4, [(0, 0)]))
-    with pytest.raises(ConfigError, match="dola_layers"):
-        engine.generate("Hello", method="dola", dola_layers="16,99")
-    with pytest.raises(ConfigError, match="dola_layers"):
-        CocoaConfig(dola_layers="top")
+    head = {"layer": 0, "head": 9, "score": 1}
+    outside = {"model_name": "m", "num_layers": 6, "num_heads": 4, "samples": 1, "heads": [head]}
+    (tmp_path / "outside.json").write_text(json.dumps(outside))
+    for settings, message in (
+        ({"method": "decore", "decore_heads": str(tmp_path / "none.json")}, "cannot be read"),
+        ({"method": "decore", "decore_heads": str(tmp_path / "bad.json")}, "not a file of `cocoa heads`"),
+        ({"method": "decore", "decore_heads": str(tmp_path / "outside.json")}, "a head is outside"),
+        ({"method": "decore", "decore_heads": heads_file(tmp_path, 4, 4, [(0, 0)])}, "4 layers of 4"),
+        ({"method": "dola", "dola_layers": "16,99"}, "dola_layers"),
+        ({"dola_layers": "top"}, "dola_layers"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            engine.generate("Hello", **settings)
     assert CocoaConfig(dola_layers=(16, 18)).dola_layers == "16,18"  # type: ignore[arg-type]
     window = engine.context_window
     assert window is not None
@@ -380,17 +369,12 @@ def test_models_that_a_method_does_not_fit(tmp_path: Path) -> None:
     tiny = CocoaEngine(tiny_model("gpt2"), tiny_tokenizer())
     with pytest.raises(PromptError, match="reads twice"):
         tiny.score([5] * 256, [6], method="diver")
-    wrong = tmp_path / "wrong.json"
-    wrong.write_text(
-        '{"model_name":"m","num_layers":6,"num_heads":4,"samples":1,"heads":[{"layer":0,"head":9,"score":1}]}'
-    )
-    with pytest.raises(ConfigError, match="a head is outside"):
-        tiny.generate([5], method="decore", decore_heads=str(wrong))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("forward", ["auto", "modules"])
-@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma3_text"])
+@pytest.mark.parametrize(
+    ("architecture", "forward"), [("llama", "auto"), ("mistral-sliding", "auto"), ("gemma3_text", "modules")]
+)
 def test_diver_reads_a_prompt_of_several_pieces(architecture: str, forward: Any) -> None:
     model, tokenizer = tiny_model(architecture, seed=1), tiny_tokenizer()
     engine = CocoaEngine(model, tokenizer, runtime=Runtime(forward=forward))

@@ -50,10 +50,10 @@ def test_stacked_matrices_are_taken_apart_without_a_copy(kind: str) -> None:
     assert torch.equal(sampled(weight), sampled(exact))
     parameter = nn.Parameter(weight, requires_grad=False)
     for number in (1, torch.tensor(1), -2):
-        one = parameter[number]
-        assert isinstance(one, BlockTensor)
-        assert one.blocks.data_ptr() == weight.blocks[1].data_ptr()
-        assert torch.equal(one.dequantized(), exact[1])
+        matrix = parameter[number]
+        assert isinstance(matrix, BlockTensor)
+        assert matrix.blocks.data_ptr() == weight.blocks[1].data_ptr()
+        assert torch.equal(matrix.dequantized(), exact[1])
     assert torch.equal(weight[:, 2], exact[:, 2])
     assert torch.equal(weight[1, 2], exact[1, 2])
     x = torch.randn(5, 64)

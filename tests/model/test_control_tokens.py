@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.model.tokenizer import Tokens
-from tests.helpers.tiny_gguf import write_tiny_gguf
+from tests.helpers.small_gguf import write_tiny_gguf
 from tests.helpers.tiny_models import LetterTokenizer, sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 from tests.helpers.tool_templates import HERMES
 

@@ -17,7 +17,7 @@ from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.loading import load_pretrained
 from cocoa_engine.model.weight_identity import model_digest
 from tests.helpers.libraries import needs_kernels
-from tests.helpers.tiny_gguf import write_tiny_gguf
+from tests.helpers.small_gguf import write_tiny_gguf
 
 EMOJI = "Grüße, 世界! 👩‍👩‍👧 naïve\n\n\tif x:  y = 12345"
 

@@ -25,8 +25,7 @@ from cocoa_engine.model.loading import load_pretrained, read_context_window
 from cocoa_integrations.langchain import CocoaLLM
 from tests.helpers.alike import same_tokenizer
 from tests.helpers.libraries import needs_kernels
-from tests.helpers.small_gguf import SPECIAL, TOKENS, write
-from tests.helpers.tiny_gguf import write_tiny_gguf
+from tests.helpers.small_gguf import SPECIAL, TOKENS, write, write_tiny_gguf
 
 UNPACKED: list[dict[str, Any]] = [
     {"dtype": "float32"},

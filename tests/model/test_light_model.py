@@ -157,10 +157,6 @@ def test_settings_that_run_the_modules_get_them(file: str, settings: dict[str, A
     assert answer(again)[0] == expected
 
 
-def notes(folder: Path) -> list[Path]:
-    return list(folder.glob("*.json"))
-
-
 @pytest.mark.parametrize("hidden", [False, True])
 def test_nothing_is_noted_of_weights_that_were_changed(folder: Path, file: str, hidden: bool) -> None:
     def change(engine: CocoaEngine) -> None:
@@ -171,14 +167,15 @@ def test_nothing_is_noted_of_weights_that_were_changed(folder: Path, file: str, 
     engine = CocoaEngine.from_pretrained(file)
     change(engine)
     answer(engine)
-    assert not notes(folder)
+    assert not list(folder.glob("*.json"))
     engine = CocoaEngine.from_pretrained(file)
     assert not is_light(engine)
     answer(engine)
-    before = notes(folder)[0].read_bytes()
+    (note,) = folder.glob("*.json")
+    before = note.read_bytes()
     change(engine)
     answer(engine)
-    assert [note.read_bytes() for note in notes(folder)] == [before]
+    assert [file.read_bytes() for file in folder.glob("*.json")] == [before]
 
 
 def test_a_note_is_of_one_file_one_version_of_the_code_and_the_kernels(
@@ -199,7 +196,7 @@ def test_a_note_is_of_one_file_one_version_of_the_code_and_the_kernels(
     engine = CocoaEngine.from_pretrained(str(tmp_path / "other.gguf"))
     assert not is_light(engine)
     answer(engine)
-    assert len(notes(folder)) == 2
+    assert len(list(folder.glob("*.json"))) == 2
     (tmp_path / "file").touch()
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "below"))
     for _ in range(2):  # without a cache every start is the first
@@ -221,7 +218,7 @@ def test_adapters_share_light_weights_also_with_a_forked_child(file: str) -> Non
     models = [CocoaLLM(model_name=file, runtime=Runtime(max_batch_size=size), max_new_tokens=4) for size in (2, 3)]
     texts = [model.invoke(PROMPT) for model in models]
     assert texts[0] == texts[1]
-    engines = [model._lazy_engine.get() for model in models]
+    engines = [model.load() for model in models]
     assert all(map(is_light, engines))
     assert engines[0].session.model.model is engines[1].session.model.model
     expected = models[0]._identifying_params

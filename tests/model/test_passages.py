@@ -113,15 +113,10 @@ def test_refused_sources(source: Any, message: str) -> None:
         passage_positions(BYTE_LEVEL, PROMPT, BYTE_LEVEL.encode(PROMPT), source)
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (["a", "b"], "one list of passages, or None, for each prompt"),
-        ("ab", "one list of passages"),
-        ([["a"]], "source is given for 1 prompts; there are 2"),
-    ],
-)
-def test_refused_sources_of_a_batch(source: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        sources_of_batch(source, 2)
+def test_sources_of_a_batch() -> None:
     assert sources_of_batch(None, 2) == [None, None]
+    wrong, short = "one list of passages, or None, for each prompt", "source is given for 1 prompts; there are 2"
+    refused: list[tuple[Any, str]] = [(["a", "b"], wrong), ("ab", wrong), ([["a"]], short)]
+    for source, message in refused:
+        with pytest.raises(ConfigError, match=message):
+            sources_of_batch(source, 2)

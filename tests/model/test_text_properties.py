@@ -21,7 +21,6 @@ from cocoa_engine.model.detokenizer import Detokenizer, decoded
 from cocoa_engine.model.tokenizer import REPLACEMENT, Tokens
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from tests.helpers.processors import Dictated
-from tests.helpers.prompts import PROMPTS
 from tests.helpers.reference import FullForward, Reference, assert_same, text_of
 from tests.helpers.tiny_models import (
     BOS,
@@ -241,24 +240,3 @@ def test_an_answer_that_ends_inside_a_character(count, ended_by):
     assert "".join(entry["token"] for entry in entries) == expected
     assert b"".join(bytes(entry["bytes"]) for entry in entries) == expected.encode()
     assert engine.score([5], answer.token_ids).text == expected
-
-
-# The real model.
-
-
-def test_real_answers_end_between_characters(engine):
-    whole = engine.generate("🙂🙃🙂🙃🙂🙃🙂🙃🙂", max_new_tokens=12)
-    for limit in (1, 2, 3, 5, 6):
-        answer = engine.generate("🙂🙃🙂🙃🙂🙃🙂🙃🙂", max_new_tokens=limit)
-        assert whole.text.startswith(answer.text)
-        assert REPLACEMENT not in answer.text
-        assert answer.token_ids == whole.token_ids[:limit]
-
-
-def test_stop_texts_of_a_real_answer(engine):
-    text = engine.generate(PROMPTS["list"], max_new_tokens=14, method="greedy").text
-    for start, length in ((0, 1), (5, 9), (11, 3)):
-        stop = text[start : start + length]
-        answer = engine.generate(PROMPTS["list"], max_new_tokens=14, method="greedy", stop=stop)
-        check_assembly(answer, engine.tokenizer)
-        assert (answer.text, answer.finish_reason) == (text.split(stop)[0], "stop")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,7 @@ from cocoa_engine.lab.data import LabelledSpan, LabelledText
 from cocoa_engine.lab.forced import TeacherForced
 from cocoa_engine.lab.measured import labelled_features
 from cocoa_engine.results import Generation
-from cocoa_engine.risk.features import (
-    ANSWER_FEATURES,
-    SPAN_FEATURES,
-    answer_features,
-    span_features,
-)
+from cocoa_engine.risk.features import ANSWER_FEATURES, SPAN_FEATURES, answer_features, span_features
 from cocoa_engine.scoring.text_profile import Profiler
 from cocoa_engine.spans import Span
 from tests.helpers.alike import near
@@ -43,55 +39,6 @@ def calibrated(engine: CocoaEngine, calibrator: RiskCalibrator) -> CocoaEngine:
         return CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=calibrator)
 
 
-def test_every_way_to_a_result_carries_it(
-    engine: CocoaEngine, calibrated: CocoaEngine, calibrator: RiskCalibrator
-) -> None:
-    plain = engine.without_calibrator().generate(PROMPT, risk="f_mlds", **SHORT)
-    generated = calibrated.generate(PROMPT, **SHORT)
-    assert generated.calibrated
-    assert not plain.calibrated
-    for before, span in zip(plain.spans, generated.spans, strict=True):
-        assert span.calibrated
-        assert 0 <= span.risk <= 1
-        assert span.risk == calibrator.risk(span) == calibrator.span(measured(before, calibrator.span.features))
-        assert before.risk == before.f_mlds
-        assert span.model_copy(update={"risk": before.risk, "risk_source": "f_mlds", "flagged": False}) == before
-    assert plain.answer_risk is None
-    assert generated.answer_risk == calibrator.answer_risk(plain)
-    assert generated.answer_risk == calibrator.answer(measured(plain, calibrator.answer.features))
-    assert 0 <= generated.answer_risk <= 1
-    contested = [margin <= -math.log(0.3) for span in plain.spans for margin in span.token_margins]
-    assert 0 < sum(contested) < len(contested)
-    values = dict(zip(ANSWER_FEATURES, answer_features(plain), strict=True))
-    assert values["contested"] == sum(contested) / len(contested)
-    assert values["log_contested"] == math.log1p(sum(contested))
-    assert values["log_prompt_tokens"] == math.log1p(len(engine.encode(PROMPT)))
-    attention = [value for span in plain.spans for value in span.token_source_attention]
-    assert values["source_attention"] == pytest.approx(sum(attention) / len(attention))
-    lowest = sorted(attention)[: math.ceil(len(attention) / 5)]
-    assert values["lowest_source_attention"] == pytest.approx(sum(lowest) / len(lowest))
-    with calibrated.stream(PROMPT, **SHORT) as stream:
-        assert [span.risk for span in stream] == near([span.risk for span in generated.spans])
-    assert stream.generation.answer_risk == near(generated.answer_risk)
-    (batched,) = calibrated.generate_batch([PROMPT], **SHORT)
-    assert batched.calibrated
-    assert batched.answer_risk == near(generated.answer_risk)
-    (scored,) = calibrated.score(PROMPT, ["Canberra."])
-    assert scored.calibrated
-    assert scored.max_risk == calibrator.risk(scored.spans[0])
-    assert scored.answer_risk == calibrator.answer_risk(scored)
-    alone = calibrated.score(PROMPT, "Canberra.")
-    assert alone.answer_risk == near(scored.answer_risk)
-    assert alone.usage.forward_passes == 1  # no candidates are grown for the risk of the answer
-    assert Generation.model_validate_json(scored.model_dump_json()) == scored
-    plain_again = calibrated.without_calibrator()
-    assert plain_again.calibrator is None
-    assert backend_inside(plain_again) is backend_inside(calibrated)
-    assert plain_again.without_calibrator() is plain_again
-    assert calibrated.calibrator is calibrator
-    assert calibrator.answer_risk(engine.score(PROMPT, "Canberra.")) == near(alone.answer_risk)
-
-
 def measured(item: Span | Generation, names: list[str]) -> list[float]:
     """The features of these names."""
     if isinstance(item, Span):
@@ -101,24 +48,56 @@ def measured(item: Span | Generation, names: list[str]) -> list[float]:
     return [values[name] for name in names]
 
 
+def test_every_way_carries_it(engine: CocoaEngine, calibrated: CocoaEngine, calibrator: RiskCalibrator) -> None:
+    plain = engine.without_calibrator().generate(PROMPT, risk="f_mlds", **SHORT)
+    generated = calibrated.generate(PROMPT, **SHORT)
+    assert (generated.calibrated, plain.calibrated, plain.answer_risk) == (True, False, None)
+    for before, span in zip(plain.spans, generated.spans, strict=True):
+        assert span.calibrated
+        assert 0 <= span.risk <= 1
+        assert span.risk == calibrator.risk(span) == calibrator.span(measured(before, calibrator.span.features))
+        assert before.risk == before.f_mlds
+        assert span.model_copy(update={"risk": before.risk, "risk_source": "f_mlds", "flagged": False}) == before
+    assert generated.answer_risk == calibrator.answer_risk(plain)
+    assert generated.answer_risk == calibrator.answer(measured(plain, calibrator.answer.features))
+    assert 0 <= generated.answer_risk <= 1
+    with calibrated.stream(PROMPT, **SHORT) as stream:
+        assert [span.risk for span in stream] == near([span.risk for span in generated.spans])
+    (batched,) = calibrated.generate_batch([PROMPT], **SHORT)
+    assert batched.calibrated
+    assert [stream.generation.answer_risk, batched.answer_risk] == near([generated.answer_risk] * 2)
+    (scored,) = calibrated.score(PROMPT, ["Canberra."])
+    assert scored.calibrated
+    assert scored.max_risk == calibrator.risk(scored.spans[0])
+    assert scored.answer_risk == calibrator.answer_risk(scored)
+    assert Generation.model_validate_json(scored.model_dump_json()) == scored
+    alone = calibrated.score(PROMPT, "Canberra.")
+    assert [alone.answer_risk, calibrator.answer_risk(engine.score(PROMPT, "Canberra."))] == near(
+        [scored.answer_risk] * 2
+    )
+    assert alone.usage.forward_passes == 1  # no candidates are grown for the risk of the answer
+    plain_again = calibrated.without_calibrator()
+    assert plain_again.calibrator is None
+    assert backend_inside(plain_again) is backend_inside(calibrated)
+    assert plain_again.without_calibrator() is plain_again
+    assert calibrated.calibrator is calibrator
+
+
 @pytest.mark.parametrize("level", ["span", "answer"])
 def test_a_calibrator_of_one_level_leaves_the_other_as_it_is(engine: CocoaEngine, level: str) -> None:
     calibrator = fitted(model_name=engine.model_name, levels=(level,))
     judged = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=calibrator)
     scored = judged.score(PROMPT, "Canberra.")
-    (span,) = scored.spans
     assert scored.calibrated == (level == "span")
     assert (scored.answer_risk is None) == (level == "span")
     if level == "answer":
         assert scored.risk_source == "token_probability"
-        with pytest.raises(CalibrationError, match="no risk of a span"):
-            calibrator.risk(span)
-    else:
-        with pytest.raises(CalibrationError, match="no risk of an answer"):
-            calibrator.answer_risk(scored)
+    missing, item = (calibrator.answer_risk, scored) if level == "span" else (calibrator.risk, scored.spans[0])
+    with pytest.raises(CalibrationError, match="no risk of an answer" if level == "span" else "no risk of a span"):
+        missing(item)
 
 
-def test_features_of_a_span(engine: CocoaEngine) -> None:
+def test_features_of_spans_and_answers(engine: CocoaEngine) -> None:
     generation = engine.generate(PROMPT, max_new_tokens=48)
     branched = next(span for span in generation.spans if span.candidates)
     values = dict(zip(SPAN_FEATURES, span_features(branched), strict=True))
@@ -130,8 +109,17 @@ def test_features_of_a_span(engine: CocoaEngine) -> None:
     assert values["margin"] == near(first[0] - first[1])
     assert values["min_log_prob"] == min(branched.token_log_probs)
     greedy = next(span for span in generation.spans if not span.candidates)
-    values = dict(zip(SPAN_FEATURES, span_features(greedy), strict=True))
-    assert (values["candidates"], values["candidate_spread"]) == (1, 0)
+    assert measured(greedy, ["candidates", "candidate_spread"]) == [1, 0]
+    values = dict(zip(ANSWER_FEATURES, answer_features(generation), strict=True))
+    contested = [margin <= -math.log(0.3) for span in generation.spans for margin in span.token_margins]
+    assert 0 < sum(contested) < len(contested)
+    assert values["contested"] == sum(contested) / len(contested)
+    assert values["log_contested"] == math.log1p(sum(contested))
+    assert values["log_prompt_tokens"] == math.log1p(len(engine.encode(PROMPT)))
+    attention = sorted(value for span in generation.spans for value in span.token_source_attention)
+    lowest = attention[: math.ceil(len(attention) / 5)]
+    assert values["source_attention"] == pytest.approx(sum(attention) / len(attention))
+    assert values["lowest_source_attention"] == pytest.approx(sum(lowest) / len(lowest))
 
 
 def test_a_given_text_has_the_features_of_the_same_decoded_one(engine: CocoaEngine) -> None:
@@ -177,10 +165,8 @@ def test_what_is_copied_and_what_stands_before(engine: CocoaEngine) -> None:
     assert scored.spans[0].token_copied == copied[: len(scored.token_ids)]
 
 
-def test_another_model_or_other_settings_are_warned_of_once(
-    engine: CocoaEngine, calibrated: CocoaEngine, calibrator: RiskCalibrator, tmp_path: Path
-) -> None:
-    calibrator.save(tmp_path / "risk.json")
+def test_another_model_or_settings_warn_once(engine: CocoaEngine, calibrated: CocoaEngine, tmp_path: Path) -> None:
+    calibrated.calibrator.save(tmp_path / "risk.json")
     with pytest.warns(CalibrationWarning, match=f"the model is another, not {engine.model_name}"):
         other = CocoaEngine(engine.model, engine.tokenizer, model_name="another", calibrator=tmp_path / "risk.json")
     with warnings.catch_warnings():
@@ -214,21 +200,18 @@ def test_settings_are_looked_at_where_they_are_given(engine: CocoaEngine) -> Non
 
 
 def test_what_is_no_calibrator(engine: CocoaEngine, tmp_path: Path) -> None:
-    with pytest.raises(CalibrationError, match="cannot be read"):
-        CocoaEngine(engine.model, engine.tokenizer, calibrator=tmp_path / "none.json")
-    with pytest.raises(CalibrationError, match="cannot be read"):
-        CocoaEngine.from_pretrained(calibrator=tmp_path / "none.json")
+    for make in (partial(CocoaEngine, engine.model, engine.tokenizer), CocoaEngine.from_pretrained):
+        with pytest.raises(CalibrationError, match="cannot be read"):
+            make(calibrator=tmp_path / "none.json")
     with pytest.raises(ConfigError, match="RiskCalibrator or its file, not dict"):
         CocoaEngine(engine.model, engine.tokenizer, calibrator={})  # type: ignore[arg-type]
 
 
 def test_thresholds_flag_spans(calibrated: CocoaEngine, calibrator: RiskCalibrator) -> None:
-    (span,) = calibrated.score(PROMPT, "Canberra.").spans
+    generation = calibrated.score(PROMPT, "Canberra.")
+    (span,) = generation.spans
     with pytest.raises(CalibrationError, match="no threshold"):
         calibrator.flags(span)
     with_one = fitted(threshold=("recall", 0.5), levels=("span", "answer"))
-    assert with_one.span.threshold is not None
     assert with_one.flags(span) == (with_one.risk(span) >= with_one.span.threshold.value)
-    generation = calibrated.score(PROMPT, "Canberra.")
-    assert with_one.answer.threshold is not None
     assert with_one.flags_answer(generation) == (generation.answer_risk >= with_one.answer.threshold.value)

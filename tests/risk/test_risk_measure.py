@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, RiskCalibrator
-from cocoa_engine.methods.retrieval_heads import known_heads
+from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation
+from cocoa_engine.methods.retrieval_heads import heads_of_model
 from cocoa_engine.risk import embedded_calibrator
 from cocoa_engine.risk.fitted import PROBABILITY_THRESHOLD, threshold_of
 from cocoa_engine.risk.policy import RANK_THRESHOLD, TOKEN_THRESHOLD, reaches, risk_measure, token_risk
@@ -47,11 +48,8 @@ def test_without_a_calibrator_it_is_the_least_probable_token(tiny: CocoaEngine) 
     assert stream.generation == answers[0]
     assert streamed == answers[0].spans
     for answer in answers:
-        assert (answer.risk_source, answer.threshold, answer.calibrated) == (
-            "token_probability",
-            TOKEN_THRESHOLD,
-            False,
-        )
+        assert (answer.risk_source, answer.threshold) == ("token_probability", TOKEN_THRESHOLD)
+        assert not answer.calibrated
         for span in answer.spans:
             assert span.risk == pytest.approx(1 - math.exp(min(span.token_log_probs)))
             assert span.flagged == (span.risk >= TOKEN_THRESHOLD)
@@ -60,7 +58,7 @@ def test_without_a_calibrator_it_is_the_least_probable_token(tiny: CocoaEngine) 
 
 def test_with_a_source_it_is_the_rank_of_the_source_attention(engine: CocoaEngine) -> None:
     plain = engine.without_calibrator()
-    heads = known_heads(None, engine.num_layers, engine.model.config.num_attention_heads)
+    heads = heads_of_model(None, engine.session.model)
     assert heads is not None
     prompt = "The lighthouse was built in 1874 by Marta Lindqvist.\nQuestion: Who built it?\nAnswer:"
     source = ["The lighthouse was built in 1874 by Marta Lindqvist."]
@@ -83,7 +81,7 @@ def test_where_source_attention_is_not_measured(tiny: CocoaEngine, engine: Cocoa
     with pytest.raises(ConfigError, match="cocoa heads"):
         tiny.generate(PROMPT, risk="source_attention")
     assert tiny.generate(PROMPT, source=["ring"], **SHORT).risk_source == "token_probability"
-    heads = known_heads(None, engine.num_layers, engine.model.config.num_attention_heads)
+    heads = heads_of_model(None, engine.session.model)
     unmeasured = tiny.score(PROMPT, "a thing").spans[0].model_copy(update={"token_source_attention": []})
     auto = risk_measure(CocoaConfig(), heads=heads, has_source=True)
     assert auto(unmeasured).source == "token_probability"
@@ -106,11 +104,9 @@ def test_a_limit_outside_the_scale_is_refused_with_the_way_that_works() -> None:
 
 
 def test_a_calibrated_risk_needs_a_calibrator(tiny: CocoaEngine) -> None:
-    for call in (tiny.generate, tiny.stream):
+    for call in (tiny.generate, tiny.stream, partial(tiny.score, text="a thing")):
         with pytest.raises(ConfigError, match="cocoa calibrate"):
             call(PROMPT, risk="calibrator")
-    with pytest.raises(ConfigError, match="cocoa calibrate"):
-        tiny.score(PROMPT, "a thing", risk="calibrator")
     answers_only = fitted(levels=("answer",))
     assert risk_measure(CocoaConfig(), answers_only).source == "token_probability"
     assert risk_measure(CocoaConfig(risk="f_mlds"), fitted()).source == "f_mlds"
@@ -123,7 +119,7 @@ def test_the_default_calibrator_is_that_of_the_embedded_model_and_its_settings(e
         warnings.simplefilter("error")
         fitting = engine.generate(PROMPT, **SHORT)
         other = [engine.generate(PROMPT, method="greedy", **SHORT), engine.generate(PROMPT, gamma=0.2, **SHORT)]
-    assert (fitting.risk_source, fitting.threshold) == ("calibrator", _threshold(embedded_calibrator()))
+    assert (fitting.risk_source, fitting.threshold) == ("calibrator", threshold_of(embedded_calibrator().span))
     assert fitting.answer_risk is not None
     assert [span.risk for span in fitting.spans] == [embedded_calibrator().risk(span) for span in fitting.spans]
     assert {answer.risk_source for answer in other} == {"token_probability"}
@@ -141,14 +137,5 @@ def test_other_models_have_no_default_calibrator(tiny: CocoaEngine) -> None:
 @pytest.mark.slow
 def test_a_calibrator_has_the_threshold_that_was_chosen_or_the_middle() -> None:
     chosen = fitted(threshold=("recall", 0.8)).span
-    assert chosen is not None
-    assert chosen.threshold is not None
     assert threshold_of(chosen) == chosen.threshold.value != PROBABILITY_THRESHOLD
-    plain = fitted().span
-    assert plain is not None
-    assert threshold_of(plain) == PROBABILITY_THRESHOLD
-
-
-def _threshold(calibrator: RiskCalibrator) -> float:
-    assert calibrator.span is not None
-    return threshold_of(calibrator.span)
+    assert threshold_of(fitted().span) == PROBABILITY_THRESHOLD

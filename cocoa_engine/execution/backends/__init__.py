@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 from cocoa_engine.errors import UnsupportedModelError, safe_cause
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, TokenTree
-from cocoa_engine.execution.backends.by_length import ByLength
-from cocoa_engine.execution.backends.prefixes import depends_on_weights_alone
-from cocoa_engine.execution.backends.shared_cache import SharedCache
-from cocoa_engine.execution.backends.unshared import CopiedCache, Recompute
+from cocoa_engine.execution.backends.shared_cache import SharedCache, depends_on_weights_alone
+from cocoa_engine.execution.backends.unshared import ByLength, CopiedCache, Recompute
 from cocoa_engine.execution.forward.base import StepOutput
 from cocoa_engine.execution.forward.lean import Lean, lean_obstacle
 from cocoa_engine.execution.forward.linears import LinearBackend, choose_linear_backend
@@ -31,19 +29,7 @@ from cocoa_engine.model.light_model import LightModel
 from cocoa_engine.model.weight_identity import WeightFingerprint, weight_fingerprint
 from cocoa_engine.runtime import Runtime
 
-__all__ = [
-    "KINDS",
-    "Backend",
-    "Chosen",
-    "FeedRequest",
-    "Path",
-    "ReadBack",
-    "StepOutput",
-    "TokenTree",
-    "build",
-    "choose",
-    "state_of",
-]
+__all__ = ["Backend", "FeedRequest", "Path", "ReadBack", "StepOutput", "TokenTree", "build", "choose", "state_of"]
 
 logger = safe_logger(__name__)
 
@@ -78,13 +64,7 @@ def build(kind: str, model: LanguageModel, linear_backend: LinearBackend, prefix
 
 
 class Chosen(NamedTuple):
-    """The backend of a model.
-
-    Attributes:
-        backend: runs the model.
-        reason: why this backend was chosen.
-        linear_backend: how linear layers multiply few rows.
-    """
+    """The backend of a model, and why it was chosen."""
 
     backend: Backend
     reason: str

@@ -24,10 +24,6 @@ class ReadBack(NamedTuple):
 
     The next read-back of the same path continues where this one ends. A commit drops all read-backs. Only trees with
     ``keeps_rest`` support read-backs.
-
-    Attributes:
-        after: the fed path.
-        token_ids: the tokens to feed.
     """
 
     after: Path
@@ -51,10 +47,9 @@ class TokenTree(ABC):
     """One sequence: its committed tokens and, at a risk point, the branches that extend them.
 
     Attributes:
-        keep_committed: set it to ``True`` before branches are fed if :meth:`drop_branches` will be called. Otherwise
-            the last branch may take over the cache of the committed tokens, which saves a copy.
-        token_ids: the committed tokens.
-        committed: number of committed tokens, the prompt included.
+        keep_committed: set it to ``True`` before branches are fed if ``commit(())`` will drop them all. Otherwise the
+            last branch may take over the cache of the committed tokens, which saves a copy.
+        token_ids: the committed tokens, the prompt included; ``committed`` is their number.
         prompt_tokens: number of tokens of the prompt, whose attention mass is the source attention.
         cached_tokens: number of tokens whose keys and values came from another sequence.
         prompt_read: number of prompt tokens fed so far, if the prompt is fed in chunks.
@@ -82,10 +77,6 @@ class TokenTree(ABC):
         """
         self.token_ids += path
         self.committed += len(path)
-
-    def drop_branches(self) -> None:
-        """Drop all branches and free their memory. Needs ``keep_committed``."""
-        self.commit(())
 
     @abstractmethod
     def close(self) -> None:
@@ -134,10 +125,7 @@ class Backend(ABC, Generic[TreeT]):
     def open(self, prompts: Sequence[Sequence[int]], reserve_tokens: int, capture: CaptureSpec) -> list[TreeT]:
         """Create trees for prompts that are decoded together.
 
-        Args:
-            prompts: token ids.
-            reserve_tokens: expected maximum of a tree's tokens beyond its prompt, dropped branches included.
-            capture: what every step returns in addition to the logits.
+        ``reserve_tokens`` is the expected maximum of a tree's tokens beyond its prompt, dropped branches included.
         """
 
     def prefill(self, tree: TreeT) -> Tensor:
@@ -150,14 +138,9 @@ class Backend(ABC, Generic[TreeT]):
     def prefill_some(self, tree: TreeT, max_tokens: int | None = None) -> Tensor | None:
         """Feed the next tokens of the prompt, at most ``max_tokens`` if the backend supports it.
 
-        Returns:
-            The logits ``[V]`` after the prompt once all of it has been fed, before that ``None``.
+        The result is ``None``, or the logits ``[V]`` after the prompt once all of it has been fed.
         """
 
     @abstractmethod
     def step(self, requests: Sequence[tuple[TreeT, FeedRequest]]) -> list[StepOutput]:
-        """Feed the last token of each path, or each read-back.
-
-        Returns:
-            One output per request. Its rows are in the order of the request.
-        """
+        """Feed the last token of each path, or each read-back. One output per request, with its rows in order."""

@@ -2,27 +2,30 @@
 
 The leaves of all sequences are fed as tokens of one packed pass. Positions are explicit, and a mask limits each leaf to
 the committed prefix of its sequence and its own branch. When a branch is committed, its few slots are moved next to the
-prefix, and the slots of the other branches become free.
+prefix, and the slots of the other branches become free. The keys and values of past sequences are kept for prompts that
+share a prefix with them.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, TokenTree
-from cocoa_engine.execution.backends.prefixes import SHORTEST, PrefixCache, common_length
-from cocoa_engine.execution.forward.base import Forward, Segment, StepOutput
-from cocoa_engine.execution.forward.kv_store import KeyValues
+from cocoa_engine.execution.forward.base import Forward, KeyValues, Segment, StepOutput
 from cocoa_engine.execution.forward.source_attention import SourceProbe, probe_of
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.logs import safe_logger
+from cocoa_engine.model import light_model
 from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.model.language_model import LanguageModel
 
 logger = safe_logger(__name__)
 
@@ -37,16 +40,99 @@ SPARE_SLOTS = 64
 """Slots reserved beyond the longest possible text. A wider risk point near its end allocates more."""
 
 
+SHORTEST = 64
+"""Shortest prefix that is cached. Computing a shorter one takes about as long as copying it."""
+
+_USED = 7 / 8
+"""Smallest share of used slots at which a store is kept without a copy."""
+
+
+class PrefixCache:
+    """Prefixes of past sequences. The least recently used entry is dropped first.
+
+    Args:
+        max_bytes: memory limit.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._entries: OrderedDict[tuple[int, ...], KeyValues] = OrderedDict()
+        self._lock = free_in_child(threading.RLock())  # re-entrant: garbage collection may close a tree in this thread
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use."""
+        return sum(store.nbytes for store in list(self._entries.values()))
+
+    def longest(self, token_ids: Sequence[int]) -> tuple[KeyValues, int] | None:
+        """The entry that shares the longest prefix with a sequence, and the length of that prefix in tokens.
+
+        ``None`` if no entry shares at least :data:`SHORTEST` tokens.
+        """
+        with self._lock:
+            best = max(list(self._entries), key=lambda ids: common_length(ids, token_ids), default=())
+            length, store = common_length(best, token_ids), self._entries.get(best)
+            if store is None or length < SHORTEST:
+                return None
+            if best in self._entries:
+                self._entries.move_to_end(best)
+            return store, length
+
+    def keep(self, token_ids: Sequence[int], store: KeyValues, *, given: bool = False) -> None:
+        """Add a sequence, unless it is already covered, too short or too large.
+
+        Args:
+            given: whether the caller gives up the store, so that it need not be copied.
+        """
+        ids = tuple(token_ids)
+        size = store.nbytes * len(ids) // max(store.capacity, 1)
+        if len(ids) < SHORTEST or size > self.max_bytes:
+            return
+        with self._lock:
+            lengths = {known: common_length(known, ids) for known in list(self._entries)}
+            if any(length == len(ids) for length in lengths.values()):
+                return
+            as_it_is = given and len(ids) >= _USED * store.capacity and store.nbytes <= self.max_bytes
+            kept = store if as_it_is else store.prefix(len(ids))
+            for known, length in lengths.items():
+                if length == len(known):  # the new sequence extends this one
+                    self._entries.pop(known, None)
+            self._entries[ids] = kept
+            while self.nbytes > self.max_bytes:
+                self._entries.popitem(last=False)
+
+
+_QUANTISERS = ("torchao.", "bitsandbytes.", "gptqmodel.", "awq.")
+_KNOWN_PACKAGES = ("transformers.", "transformers_modules.", "torch.", light_model.__name__, *_QUANTISERS)
+
+
+def depends_on_weights_alone(model: LanguageModel) -> bool:
+    """Whether keys and values depend on the weights alone, and not on hooks or switchable adapters."""
+    for module in model.model.modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if not all(str(getattr(hook, "__module__", "")).startswith(("transformers.", "torch.")) for hook in hooks):
+            return False
+        kind = type(module).__module__
+        if not kind.startswith(_KNOWN_PACKAGES):
+            return False
+        if "forward" in module.__dict__ and not hasattr(module, "_hf_hook") and not kind.startswith("torch._dynamo"):
+            return False  # hooks of accelerate only move tensors, and compiled models compute the same
+    return True
+
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common prefix of two sequences."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
 class SharedTree(TokenTree):
     """One sequence and its slots.
 
     Attributes:
-        store: the keys and values of all slots.
         slots: by fed path, its slots beyond the committed ones.
         read: by path, the slots of the read-backs after it, in order.
         tail_positions: positions of the slots beyond the committed ones.
         used: number of used slots.
-        masked: by layer, the masked heads.
         twin: the same sequence with masked heads, if requested.
         probe: measures the attention of a step instead of the source attention.
     """
@@ -125,7 +211,24 @@ class SharedTree(TokenTree):
             self.twin.commit(path, keep_rest=keep_rest)
 
     def close(self) -> None:
-        self.backend.closed(self)
+        """Free the slots. The prefix cache may keep the keys and values for later prompts."""
+        backend = self.backend
+        with backend.lock:
+            if self not in backend.open_trees:
+                return
+            backend.open_trees.discard(self)
+        token_ids = self.token_ids[: min(self.used, self.committed)]  # the prompt may have been fed only in part
+        self.used = 0  # first, so that other threads never see used slots in the empty store
+        store, self.store = self.store, KeyValues(0, 0)
+        try:
+            backend.prefixes.keep(token_ids, store, given=not backend.forward.pools_stores)
+        except (MemoryError, RuntimeError) as fault:  # torch.OutOfMemoryError is a RuntimeError
+            logger.debug("no memory for a copy of %d tokens' keys and values: %s", len(token_ids), fault)
+        finally:
+            backend.forward.release(store)
+            if self.twin is not None:
+                store, self.twin.store = self.twin.store, KeyValues(0, 0)
+                backend.forward.release(store)
 
 
 class SharedCache(Backend[SharedTree]):
@@ -140,9 +243,9 @@ class SharedCache(Backend[SharedTree]):
         self.native, self.cost_of_a_row = forward.native, forward.cost_of_a_row
         self.masks_heads = forward.masks_heads
         self.prefixes = PrefixCache(0 if forward.whole_prompts else prefix_cache_bytes)
-        self._open: weakref.WeakSet[SharedTree] = weakref.WeakSet()
+        self.open_trees: weakref.WeakSet[SharedTree] = weakref.WeakSet()
         # of the set and its stores; re-entrant, because garbage collection may close a tree in this thread
-        self._lock = free_in_child(threading.RLock())
+        self.lock = free_in_child(threading.RLock())
 
     @property
     def forward_name(self) -> str:
@@ -155,28 +258,9 @@ class SharedCache(Backend[SharedTree]):
         if capture.masked:
             for tree, prompt in zip(trees, prompts, strict=True):
                 tree.twin = SharedTree(self, prompt, self.forward.new_store(len(prompt) + reserve_tokens), capture)
-        with self._lock:
-            self._open.update(trees)
+        with self.lock:
+            self.open_trees.update(trees)
         return trees
-
-    def closed(self, tree: SharedTree) -> None:
-        """Free a tree's slots. The prefix cache may keep its keys and values for later prompts."""
-        with self._lock:
-            if tree not in self._open:
-                return
-            self._open.discard(tree)
-        known = tree.token_ids[: min(tree.used, tree.committed)]  # the prompt may have been fed only in part
-        tree.used = 0  # first, so that other threads never see used slots in the empty store
-        store, tree.store = tree.store, KeyValues(0, 0)
-        try:
-            self.prefixes.keep(known, store, given=not self.forward.pools_stores)
-        except (MemoryError, RuntimeError) as fault:  # torch.OutOfMemoryError is a RuntimeError
-            logger.debug("no memory for a copy of %d tokens' keys and values: %s", len(known), fault)
-        finally:
-            self.forward.release(store)
-            if tree.twin is not None:
-                store, tree.twin.store = tree.twin.store, KeyValues(0, 0)
-                self.forward.release(store)
 
     def prefill_some(self, tree: SharedTree, max_tokens: int | None = None) -> Tensor | None:
         with self.model.exclusive():
@@ -211,8 +295,8 @@ class SharedCache(Backend[SharedTree]):
         prompt = tree.token_ids[:-1]
         found = self.prefixes.longest(prompt) if start == 0 else None
         best, length = found if found is not None else (None, start + SHORTEST - 1)
-        with self._lock:  # held until the copy is done, because a released store may be reused at once
-            for other in list(self._open):
+        with self.lock:  # held until the copy is done, because a released store may be reused at once
+            for other in list(self.open_trees):
                 store = other.store
                 shared = min(common_length(other.token_ids, prompt), other.used)
                 if other is not tree and shared > length:
@@ -223,13 +307,6 @@ class SharedCache(Backend[SharedTree]):
                 tree.cached_tokens += length - start
 
     def step(self, requests: Sequence[tuple[SharedTree, FeedRequest]]) -> list[StepOutput]:
-        size = self.max_sequences or len(requests)
-        outputs: list[StepOutput] = []
-        for first in range(0, len(requests), size):
-            outputs += self._step(requests[first : first + size])
-        return outputs
-
-    def _step(self, requests: Sequence[tuple[SharedTree, FeedRequest]]) -> list[StepOutput]:
         rows = [*requests, *((tree.twin, asked) for tree, asked in requests if tree.twin is not None)]
         with self.forward.exclusive():
             segments = [tree.segment(asked) for tree, asked in rows]

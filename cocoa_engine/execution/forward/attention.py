@@ -45,19 +45,14 @@ def attend(
     softcap: float | None = None,
     native: bool = False,
 ) -> Tensor:
-    """softmax(q k^T * scale + mask) v for one segment. Its keys and values must have been written.
+    """softmax(q k^T * scale + mask) v for one segment, ``[heads, W, head_dim]`` -> ``[W, heads * value_dim]``.
+
+    Its keys and values must have been written.
 
     Args:
-        segment: the tokens, and the slots that they see.
-        layer: the layer, counted from 0.
-        query: ``[heads, W, head_dim]``.
-        scale: factor of the scores.
         window: size of the layer's sliding window, if it has one.
         softcap: c in c * tanh(score / c), as in Gemma 2.
-        native: use the native kernel for few tokens. It must have been built, see ``execution.native``.
-
-    Returns:
-        ``[W, heads * value_dim]``.
+        native: use the native kernel for few tokens.
     """
     heads, width, _ = query.shape
     if masked := segment.masked.get(layer):
@@ -90,15 +85,9 @@ def attend(
 def attend_folded(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, scale: float, softcap: float | None = None
 ) -> Tensor:
-    """Attention for few tokens, with the query heads of a key-value head folded into the query's length.
+    """:func:`attend` with the query heads of a key-value head folded into the query's length, which suits few tokens.
 
-    Args:
-        query: ``[heads, W, head_dim]``.
-        keys, values: ``[kv_heads, S, head_dim]``.
-        mask: additive, ``[heads / kv_heads * W, S]``. ``None``: every token sees all slots.
-
-    Returns:
-        ``[W, heads * value_dim]``.
+    ``mask`` is additive, ``[heads / kv_heads * W, S]``, or ``None`` if every token sees all slots.
     """
     (heads, width, head_dim), kv_heads = query.shape, keys.shape[0]
     folded = query.reshape(kv_heads, -1, head_dim)  # [G, groups * W, head_dim]; no copy of a contiguous query

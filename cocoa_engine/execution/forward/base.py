@@ -1,19 +1,24 @@
-"""The interface of forward passes over the tokens of several sequences, packed without padding."""
+"""The interface of forward passes over the tokens of several sequences, packed without padding.
+
+The keys and values of a sequence have preallocated slots. A pass writes its tokens to free slots and attends over the
+used slots through a view: nothing is concatenated and no prefix is copied. When a branch is committed, its few slots
+are moved next to the prefix.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.execution.forward.source_attention import SourceProbe
+from cocoa_engine.execution.native import operators
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
@@ -21,6 +26,121 @@ COST_OF_A_ROW = 0.08
 """The cost of a further token in a pass of few tokens, as a share of the cost of the first one, if it is not known.
 
 Measured on CPUs: 0.02 where memory is slow, 0.16 where the weights come from a cache."""
+
+
+class KeyValuePointers:
+    """The addresses of one sequence's keys and values in every layer, float32 on the CPU and in the same layout."""
+
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        array = ctypes.c_void_p * len(keys)
+        self.keys = array(*(each.data_ptr() for each in keys))
+        self.values = array(*(each.data_ptr() for each in values))
+        self.kv_head = keys[0].stride(0)
+        self._kv_heads, _, self._head_dim = keys[0].shape
+
+    def move(self, slots: Sequence[int], start: int) -> None:
+        """As :meth:`KeyValues.compact`."""
+        addresses, count = (self.keys, self.values, len(self.keys)), len(slots)
+        shape = (self._kv_heads, self.kv_head, self._head_dim)
+        operators.handle().cocoa_move(*addresses, *shape, (ctypes.c_long * count)(*slots), count, start)
+
+
+class KeyValues:
+    """Keys and values of every layer, each ``[heads, capacity, head_dim]``, on the layer's own device.
+
+    Attributes:
+        blocks: by layer, the memory that keys and values are views of, each ``[..., capacity, head_dim]``.
+        pointers: the addresses for the native kernels, set at their first use.
+    """
+
+    def __init__(self, num_layers: int, capacity: int) -> None:
+        self.capacity = capacity
+        self.keys: list[Tensor | None] = [None] * num_layers
+        self.values: list[Tensor | None] = [None] * num_layers
+        self.blocks: list[tuple[Tensor, ...]] = [()] * num_layers
+        self.pointers: KeyValuePointers | None = None
+
+    def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
+        """Write ``[heads, n, head_dim]`` into the slots from ``start`` on."""
+        if self.keys[layer] is None:
+            self._allocate(layer, keys, values)
+        end = start + keys.shape[1]
+        self.keys[layer][:, start:end] = keys  # type: ignore[index]
+        self.values[layer][:, start:end] = values  # type: ignore[index]
+
+    def read(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
+        """Views ``[heads, end, head_dim]`` of the keys and values in the first ``end`` slots."""
+        return self.keys[layer][:, :end], self.values[layer][:, :end]  # type: ignore[index]
+
+    def is_addressable(self) -> bool:
+        """Whether the native kernels can read the store; :attr:`pointers` are then set."""
+        if self.pointers is None:
+            keys, values = ([part for part in parts if part is not None] for parts in (self.keys, self.values))
+            layouts = {(part.stride(), part.shape[0], part.dtype, part.device.type) for part in (*keys, *values)}
+            if len(keys) < len(self.keys) or len(layouts) != 1:
+                return False
+            if not operators.is_readable(keys[0]) or keys[0].stride(1) != keys[0].shape[2]:
+                return False
+            self.pointers = KeyValuePointers(keys, values)
+        return True
+
+    def compact(self, slots: Sequence[int], start: int) -> None:
+        """Move slots to the slots from ``start`` on, in order. No slot may be below its target."""
+        end = start + len(slots)
+        if list(slots) == list(range(start, end)):
+            return
+        if self.pointers is not None:
+            self.pointers.move(slots, start)
+            return
+        index = torch.tensor(slots)
+        for blocks in self.blocks:
+            for block in blocks:
+                if index.device != block.device:
+                    index = index.pin_memory() if block.device.type == "cuda" and index.device.type == "cpu" else index
+                    index = index.to(block.device, non_blocking=True)
+                block[..., start:end, :] = block.index_select(-2, index)
+
+    def reserve(self, capacity: int) -> None:
+        """Grow to ``capacity`` slots, one layer at a time."""
+        if capacity <= self.capacity:
+            return
+        known, self.capacity = self.capacity, capacity
+        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            if keys is not None and values is not None:
+                self._allocate(layer, keys, values)
+                self.write(layer, 0, keys[:, :known], values[:, :known])
+
+    def prefix(self, length: int) -> KeyValues:
+        """A copy of the first ``length`` slots."""
+        copy = KeyValues(len(self.keys), length)
+        copy.fill(self, length)
+        return copy
+
+    def fill(self, source: KeyValues, length: int, start: int = 0) -> None:
+        """Copy the slots from ``start`` up to ``length`` of another store."""
+        for layer, (keys, values) in enumerate(zip(source.keys, source.values, strict=True)):
+            if keys is not None and values is not None:
+                self.write(layer, start, keys[:, start:length], values[:, start:length])
+
+    @property
+    def nbytes(self) -> int:
+        """Allocated memory in bytes."""
+        return sum(block.numel() * block.element_size() for blocks in self.blocks for block in blocks)
+
+    def _allocate(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Allocate a layer's memory: one block if keys and values have the same shape, so that one copy compacts both.
+
+        The memory is zeroed, because a masked slot still enters the attention as 0 * value, and 0 * NaN is NaN.
+        """
+        self.pointers = None
+        blocks: tuple[Tensor, ...]
+        if keys.shape == values.shape:
+            blocks = (keys.new_zeros(2, keys.shape[0], self.capacity, keys.shape[2]),)
+            self.keys[layer], self.values[layer] = blocks[0].unbind()
+        else:
+            blocks = tuple(like.new_zeros(like.shape[0], self.capacity, like.shape[2]) for like in (keys, values))
+            self.keys[layer], self.values[layer] = blocks
+        self.blocks[layer] = blocks
 
 
 class Segment:
@@ -70,11 +190,8 @@ class Segment:
     def mask(self, window: int | None, repeats: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         """Additive mask ``[repeats * width, end]``: 0 for visible slots, the dtype's lowest finite number for others.
 
-        ``None`` if every token sees all slots. The mask has no -inf, because the softmax of a row of -inf is NaN.
-
-        Args:
-            window: size of the layer's sliding window, if it has one.
-            repeats: number of times the rows are repeated, for query heads folded into the query's length.
+        ``None`` if every token sees all slots. The mask has no -inf, because the softmax of a row of -inf is NaN. Rows
+        repeat for query heads that are folded into the query's length.
         """
         window = window if window is not None and self.end > window else None
         key = (window, repeats, dtype, device)
@@ -102,22 +219,31 @@ class Segment:
         """
         if window is not None and self.end > window:
             return self.mask(window, 1, torch.float32, torch.device("cpu")), 0
-        return self._hidden_tail, self.committed
+        hidden = self._hidden_tail
+        return None if hidden is None else hidden.cpu(), self.committed
 
     @cached_property
     def _hidden_tail(self) -> Tensor | None:
-        """The mask ``[width, end - committed]`` of the uncommitted slots, float32 on the CPU, without windows."""
+        """The mask ``[width, end - committed]`` of the uncommitted slots, float32, without windows."""
         if self.is_chain and self.width == 1:
             return None
-        mask = np.full((self.width, self.end - self.committed), np.finfo(np.float32).min, dtype=np.float32)
-        row = 0
+        lowest, tail = torch.finfo(torch.float32).min, self.end - self.committed
+        first = self.start - self.committed
+        if len(self.chains) == self.width:  # leaves; lists are the fastest way for few of them
+            rows = [[lowest] * tail for _ in self.chains]
+            for number, (row, (slots, _)) in enumerate(zip(rows, self.chains, strict=True)):
+                row[first + number] = 0.0
+                for slot in slots:
+                    row[slot - self.committed] = 0.0
+            return torch.tensor(rows, dtype=torch.float32)
+        mask, start = torch.full((self.width, tail), lowest, dtype=torch.float32), 0
         for slots, length in self.chains:
-            mask[row : row + length, [slot - self.committed for slot in slots]] = 0
-            first = self.start - self.committed + row
-            for end in range(first + 1, first + length + 1):
-                mask[row, first:end] = 0
-                row += 1
-        return torch.from_numpy(mask)
+            chain = mask[start : start + length]
+            chain[:, [slot - self.committed for slot in slots]] = 0
+            own = slice(first + start, first + start + length)
+            chain[:, own] = chain[:, own].triu(1)
+            start += length
+        return mask
 
 
 class StepOutput(NamedTuple):
@@ -190,9 +316,6 @@ class Forward(ABC):
     def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> StepOutput:
         """Run the tokens of all segments, in order.
 
-        Its ``masses`` have a column for each passage of the segment with the most.
-
-        Args:
-            capture: the hidden states to return. ``None`` (for a prompt, one segment) returns no hidden states, and
-                logits of the last token only, ``[1, V]``.
+        Without ``capture`` (for a prompt, one segment), no hidden states are returned, and logits of the last token
+        only, ``[1, V]``. The ``masses`` have a column for each passage of the segment with the most.
         """

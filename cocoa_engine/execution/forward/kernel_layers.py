@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cocoa_engine.execution.forward.base import Segment
 from cocoa_engine.execution.forward.source_attention import SourceProbe
-from cocoa_engine.execution.native import operators, structures
+from cocoa_engine.execution.native import operators
 from cocoa_engine.model.configs import Windows
 from cocoa_engine.model.hidden_states import CaptureSpec
 
@@ -25,35 +25,26 @@ cannot add products to existing outputs."""
 
 def decoder_layer(
     norms: Sequence[Tensor | None], linears: Sequence[operators.Linears], windowed: bool
-) -> structures.DecoderLayer:
+) -> operators.DecoderLayer:
     """One layer as the kernels read it.
 
-    Args:
-        norms: the weights before attention, of queries, of keys and before the MLP, float32 on the CPU.
-        linears: query, key and value together; the output of attention; gate and up together; down.
-        windowed: whether the layer has a sliding window.
+    Its norms are before attention, of queries, of keys and before the MLP. Its linear layers are query, key and value
+    together; the output of attention; gate and up together; down.
     """
-    layer = structures.DecoderLayer(*map(_address, norms), *(each.joined for each in linears), windowed)
+    layer = operators.DecoderLayer(*map(_address, norms), *(each.joined for each in linears), windowed)
     layer.memory = norms, linears
     return layer
 
 
 class KernelLayers:
-    """The decoder layers of a model and the norm after them.
+    """The decoder layers of a model and the norm after them, float32 on the CPU.
 
-    Args:
-        layers: the layers, in order.
-        norm: weight of the norm after the last layer, ``[d]``, float32 on the CPU.
-        inner: the width of the MLPs.
-        windows: the layers' sliding windows.
-        heads: the numbers of heads and of key-value heads, and the size of a head.
-        eps: epsilon of all norms.
-        scale: factor of the attention scores.
+    ``inner`` is the width of the MLPs; ``heads`` the numbers of heads and of key-value heads, and the size of a head.
     """
 
     def __init__(
         self,
-        layers: Sequence[structures.DecoderLayer],
+        layers: Sequence[operators.DecoderLayer],
         norm: Tensor,
         inner: int,
         windows: Windows,
@@ -61,18 +52,17 @@ class KernelLayers:
         eps: float,
         scale: float,
     ) -> None:
-        array = (structures.DecoderLayer * len(layers))(*layers)
+        array = (operators.DecoderLayer * len(layers))(*layers)
         self._memory = (layers, array, norm)
         self.count, self._kv_heads = len(layers), heads[1]
         self.window = windows.smallest  # the layers of the Llama family have at most one window size
         addresses = ctypes.addressof(array), norm.data_ptr()
-        self._stack = structures.Stack(self.count, norm.shape[0], *heads, inner, eps, scale, *addresses)
+        self._stack = operators.Stack(self.count, norm.shape[0], *heads, inner, eps, scale, *addresses)
 
-    def leaves(self, segments: Sequence[Segment]) -> list[structures.Leaves] | None:
+    def leaves(self, segments: Sequence[Segment]) -> list[operators.Leaves] | None:
         """Convert the segments to the kernel's input; ``None`` if the kernel cannot run them."""
         if sum(segment.width for segment in segments) > MAX_ROWS:
             return None
-        threads = torch.get_num_threads()
         leaves = []
         for segment in segments:
             store, probe = segment.store, segment.source
@@ -84,7 +74,7 @@ class KernelLayers:
             (full, full_from), (windowed, windowed_from) = map(segment.tail_mask, (None, self.window))
             pointers = store.pointers
             assert pointers is not None
-            of_segment = structures.Leaves(
+            of_segment = operators.Leaves(
                 keys=ctypes.addressof(pointers.keys),
                 values=ctypes.addressof(pointers.values),
                 kv_head=pointers.kv_head,
@@ -92,7 +82,7 @@ class KernelLayers:
                 count=segment.width,
                 mask=(_address(full), _address(windowed)),
                 masked_from=(full_from, windowed_from),
-                parts=operators.parts(threads, self._kv_heads, segment.end),
+                parts=operators.parts(torch.get_num_threads(), self._kv_heads, segment.end),
                 ranges=ctypes.addressof(ranges),
                 range_count=len(slots),
             )
@@ -102,20 +92,12 @@ class KernelLayers:
 
     @operators.untraced
     def __call__(
-        self, x: Tensor, cos: Tensor, sin: Tensor, leaves: Sequence[structures.Leaves], capture: CaptureSpec | None
+        self, x: Tensor, cos: Tensor, sin: Tensor, leaves: Sequence[operators.Leaves], capture: CaptureSpec | None
     ) -> tuple[Tensor, Tensor | None, list[Tensor], Tensor | None]:
-        """Run the layers and write the tokens' keys and values.
+        """Run the layers over ``[T, d]``, whose memory is overwritten, and write the tokens' keys and values.
 
-        Args:
-            x: ``[T, d]``, at most :data:`MAX_ROWS` tokens. Its memory is overwritten.
-            cos, sin: ``[T, head_dim]``; ``sin`` carries the sign of rotate_half. All three are contiguous float32.
-            leaves: from :meth:`leaves`.
-            capture: the states to return.
-
-        Returns:
-            The states after the norm, ``[T, d]``; the requested states, ``[N + 1, T, d]``, or ``None``; the states of
-            each early layer, ``[T, d]``; and the attention on the source and the passages, ``[T, 1 + P]``, or
-            ``None`` if it was not requested.
+        All tensors are contiguous float32. The result is that of :meth:`Lean.decode`; and the attention on the source
+        and the passages, ``[T, 1 + P]``, or ``None`` if it was not requested.
         """
         after_norm, columns = self.count + 1, max(each.range_count for each in leaves)
         requested, early, heads = list[int](), list[int](), tuple[tuple[int, int], ...]()
@@ -129,19 +111,11 @@ class KernelLayers:
         taps = zip(layers, (state.data_ptr() for state in states), strict=True)
         masses = x.new_zeros(len(heads), columns, x.shape[0])
         operators.handle().cocoa_layers(
-            ctypes.byref(self._stack),
-            (structures.Leaves * len(leaves))(*leaves),
-            len(leaves),
-            x.data_ptr(),
-            cos.data_ptr(),
-            sin.data_ptr(),
-            (structures.Tap * len(layers))(*(structures.Tap(*tap) for tap in taps)),
-            len(layers),
-            (structures.Head * len(heads))(*(structures.Head(*head) for head in heads)),
-            len(heads),
-            masses.data_ptr(),
-            columns,
-            torch.get_num_threads(),
+            *(ctypes.byref(self._stack), (operators.Leaves * len(leaves))(*leaves), len(leaves)),
+            *(x.data_ptr(), cos.data_ptr(), sin.data_ptr()),
+            *((operators.Tap * len(layers))(*(operators.Tap(*tap) for tap in taps)), len(layers)),
+            *((operators.Head * len(heads))(*(operators.Head(*head) for head in heads)), len(heads)),
+            *(masses.data_ptr(), columns, torch.get_num_threads()),
         )
         wanted = states[: len(requested)] if requested else None
         return states[-1], wanted, [*states[len(requested) : -1]], masses.mean(dim=0).T if heads else None

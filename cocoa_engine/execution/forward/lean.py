@@ -16,20 +16,11 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
 from cocoa_engine.cancellation import check_current
+from cocoa_engine.execution.forward import linears
 from cocoa_engine.execution.forward.attention import attend_all, write_all
 from cocoa_engine.execution.forward.base import Forward, Segment, StepOutput
 from cocoa_engine.execution.forward.kernel_layers import KernelLayers, decoder_layer
-from cocoa_engine.execution.forward.linears import (
-    Activation,
-    FastLinear,
-    LinearBackend,
-    by_kernels,
-    cost_of_a_row,
-    fast_experts,
-    fast_linear,
-    gated,
-    is_plain,
-)
+from cocoa_engine.execution.forward.linears import Activation, FastLinear, LinearBackend
 from cocoa_engine.execution.forward.source_attention import of_segments
 from cocoa_engine.execution.native.operators import can_multiply, is_readable, unpack
 from cocoa_engine.model import experts, light_model
@@ -38,17 +29,9 @@ from cocoa_engine.model.configs import Windows
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
-FAMILY = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Phi3ForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-    "Gemma2ForCausalLM",
-    "Gemma3ForCausalLM",
-    "GraniteForCausalLM",
-    "Olmo2ForCausalLM",
+FAMILY = tuple(
+    f"{name}ForCausalLM"
+    for name in ("Llama", "Mistral", "Phi3", "Qwen2", "Qwen3", "Qwen3Moe", "Gemma2", "Gemma3", "Granite", "Olmo2")
 )
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # cos and sin depend on the position alone
 _IDLE_HOOKS = (
@@ -67,19 +50,18 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Mlp(NamedTuple):
-    """The gated MLP of a layer."""
+    """The gated MLP of a layer: ``[T, d]`` to ``[T, d]``."""
 
     gate_up: FastLinear
     down: FastLinear
     activation: Activation
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map ``[T, d]`` to ``[T, d]``."""
-        return self.down(gated(self.gate_up(x), self.activation))
+        return self.down(linears.gated(self.gate_up(x), self.activation))
 
 
 class Mixture(NamedTuple):
-    """The experts of a layer, of which each token runs some.
+    """The experts of a layer, of which each token runs some: ``[T, d]`` to ``[T, d]``.
 
     Attributes:
         router: the model's module: ``[T, d]`` -> logits, the shares of the experts of each token, and their numbers.
@@ -90,7 +72,6 @@ class Mixture(NamedTuple):
     experts: Callable[[Tensor, Tensor, Tensor], Tensor]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map ``[T, d]`` to ``[T, d]``."""
         _, shares, chosen = self.router(x)
         return self.experts(x, chosen, shares)
 
@@ -120,12 +101,8 @@ class Layer(NamedTuple):
 class Lean(Forward):
     """The lean pass.
 
-    Args:
-        model: a model for which :func:`lean_obstacle` returns ``None``.
-        linear_backend: how linear layers multiply few rows.
-
     Raises:
-        NotImplementedError: the model does not qualify. The message states the reason.
+        NotImplementedError: the model does not qualify, see :func:`lean_obstacle`. The message states the reason.
     """
 
     name = "lean"
@@ -137,8 +114,8 @@ class Lean(Forward):
             raise NotImplementedError(obstacle)
         config, decoder = model.config, model.decoder
         self.windows = Windows(config)
-        self.native = by_kernels(linear_backend)
-        self.cost_of_a_row = cost_of_a_row(model.model, linear_backend)
+        self.native = linears.by_kernels(linear_backend)
+        self.cost_of_a_row = linears.cost_of_a_row(model.model, linear_backend)
         attention: Any = model.layers[0].self_attn
         self.head_dim = int(attention.head_dim)
         if hasattr(attention, "qkv_proj"):
@@ -160,7 +137,7 @@ class Lean(Forward):
         self.logits_scale = float(getattr(config, "logits_scaling", 1.0))
         self.logits_cap: float | None = getattr(config, "final_logit_softcapping", None)
         self.norm = cast(Tensor, _norm_weight(decoder.norm))
-        self.head = fast_linear([model.model.get_output_embeddings()], linear_backend)
+        self.head = linears.fast_linear([model.model.get_output_embeddings()], linear_backend)
         self.layers = [_layer(layer, linear_backend, self.activation) for layer in model.layers]
         rotary = cast(nn.Module, decoder.rotary_emb)
         self.local_rotary = _RotaryTable(rotary, self.norm, _LOCAL) if hasattr(rotary, f"{_LOCAL}_inv_freq") else None
@@ -210,16 +187,11 @@ class Lean(Forward):
         capture: CaptureSpec | None,
         local: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """Run all layers over T tokens.
-
-        Args:
-            token_ids: ``[T]``.
-            cos, sin: ``[T, head_dim]``; ``sin`` carries the sign of rotate_half.
-            local: both for windowed layers, if these have their own.
+        """Run all layers over T tokens. ``local`` holds cos and sin for windowed layers, if these have their own.
 
         Returns:
-            The last layer's states after the norm, ``[T, d]``; the requested states, ``[N + 1, T, d]`` float32; and the
-            states of each early layer, ``[T, d]``.
+            The last layer's states after the norm, ``[T, d]``; the requested states, ``[N + 1, T, d]`` float32, or
+            ``None``; and the states of each early layer, ``[T, d]``.
         """
         x = self._embedded(token_ids)  # [T, d]
         states: list[Tensor] = []
@@ -284,10 +256,10 @@ class Lean(Forward):
             mlp, norms = layer.mlp, (layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm)
             if norms[0] is None or norms[3] is None or layer.attention_after is not None or isinstance(mlp, Mixture):
                 return None
-            linears = [part.native for part in (layer.qkv, layer.out, mlp.gate_up, mlp.down) if part.native]
-            if len(linears) < 4 or not all(norm is None or is_readable(norm) for norm in norms):
+            parts = [part.native for part in (layer.qkv, layer.out, mlp.gate_up, mlp.down) if part.native]
+            if len(parts) < 4 or not all(norm is None or is_readable(norm) for norm in norms):
                 return None
-            layers.append(decoder_layer(norms, linears, self.windows[number] is not None))
+            layers.append(decoder_layer(norms, parts, self.windows[number] is not None))
             widths.add((layer.qkv.total, mlp.gate_up.total // 2))
         (width, inner), *others = widths
         if others or width != (self.heads + 2 * self.kv_heads) * self.head_dim:
@@ -322,7 +294,7 @@ def lean_obstacle(model: LanguageModel) -> str | None:
         known = _is_known(module, ("transformers.models.", "transformers.activations", "torch.nn."))
         if not known and type(module) not in experts.OWN:
             return f"it has an unknown module, {type(module).__name__}"
-        if isinstance(module, nn.Linear) and not is_plain(module):
+        if isinstance(module, nn.Linear) and not linears.is_plain(module):
             return "its linear layers are adapted or quantised"
         if (why := experts.obstacle(module)) is not None:
             return why
@@ -354,7 +326,7 @@ def _norm_weight(norm: Any) -> Tensor | None:
 
 def _layer(layer: Any, linear_backend: LinearBackend, activation: Activation) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
-    linear = partial(fast_linear, linear_backend=linear_backend)
+    linear = partial(linears.fast_linear, linear_backend=linear_backend)
     after_attention = getattr(layer, "post_attention_layernorm", None)
     before_mlp, after_mlp = (getattr(layer, f"{where}_feedforward_layernorm", None) for where in ("pre", "post"))
     if after_mlp is None:  # Llama's norm before the second part has the name of a norm after the first
@@ -366,7 +338,7 @@ def _layer(layer: Any, linear_backend: LinearBackend, activation: Activation) ->
         gate_up = [] if hasattr(mlp, "experts") else [mlp.gate_proj, mlp.up_proj]
     experts_of: Any = None if gate_up else mlp.experts
     if not gate_up and mlp.gate.weight.device.type == "cpu":
-        experts_of = fast_experts(experts_of, activation, linear_backend)
+        experts_of = linears.fast_experts(experts_of, activation, linear_backend)
     return Layer(
         attention_norm=_norm_weight(getattr(layer, "input_layernorm", None)),
         qkv=linear(qkv),
@@ -384,10 +356,7 @@ def _layer(layer: Any, linear_backend: LinearBackend, activation: Activation) ->
 class _RotaryTable:
     """cos and sin by position, computed by the model's own rotary module and extended on demand.
 
-    Args:
-        module: the rotary module.
-        like: a tensor of the device and dtype of the tables.
-        kind: the kind of layers that they are for, if the module has several.
+    They have the device and dtype of ``like``. ``kind`` names the layers that they are for, if there are several kinds.
     """
 
     def __init__(self, module: nn.Module, like: Tensor, kind: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Linear layers for the few rows of a decoding step on a CPU, where torch's linear layers are slow.
+"""Linear layers for the few rows of a decoding step on a CPU.
 
 torch multiplies ``[rows, in] x [in, out]``. For few rows, MKL then reads the weights at a fraction of the memory
 bandwidth. Three backends are faster:
@@ -6,8 +6,7 @@ bandwidth. Three backends are faster:
 - native: the native kernel on the model's own weights. It reaches the memory bandwidth. It is compiled on first use.
 - packed: oneDNN's matrix product on weights in oneDNN's layout. Its time is constant up to 6 rows. It needs a second
   copy of the weights.
-- transposed: ``(W x^T)^T`` on the model's own weights, with one row padded to two. It is slower than packed, and each
-  row adds to the time, but it needs no copy.
+- transposed: ``(W x^T)^T`` on the model's own weights, with one row padded to two. Each row adds to the time.
 
 The optional backend bfloat16 reads half as many bytes, from a bfloat16 copy of the weights, native or packed. It rounds
 the weights, and on processors with instructions for such products the inputs too. It can therefore change answers.
@@ -53,13 +52,10 @@ TRANSPOSED_ROWS = 8
 def choose_linear_backend(model: nn.Module, requested: str) -> LinearBackend:
     """Choose the backend of a model's linear layers.
 
-    Args:
-        model: the model.
-        requested: a backend or ``"auto"``. Weights in the blocks of a GGUF file are multiplied natively or by torch's
-            linear layers. Otherwise auto selects native for float32 weights if the kernels are available.
-            Otherwise it packs the weights if the copy takes less than a quarter of the free memory (in bfloat16, oneDNN
-            was about 10 % faster than the native kernel before that multiplied pairs). If the copy takes more, it
-            selects native or transposed.
+    Weights in the blocks of a GGUF file are multiplied natively or by torch's linear layers. Otherwise ``"auto"``
+    selects native for float32 weights if the kernels are available. Otherwise it packs the weights if the copy takes
+    less than a quarter of the free memory (in bfloat16, oneDNN was about 10 % faster than the native kernel before that
+    multiplied pairs). If the copy takes more, it selects native or transposed.
     """
     weights = _linear_weights(model)
     if requested == "stock" or {weight.device.type for weight in weights} != {"cpu"} or _is_distributed(weights):
@@ -103,9 +99,9 @@ def reads_blocks(requested: str) -> bool:
 
 
 def kernels_name(requested: str) -> str:
-    """The name of the compiled kernels, which differs by processor and compiler.
+    """The name of the compiled kernels, which differs by processor and compiler; empty if they cannot be used.
 
-    It is empty if they cannot be used. If the setting asks for other linear layers, they are not built for it.
+    If the setting asks for other linear layers, they are not built for it.
     """
     if requested not in ("auto", "native") or trial.obstacle() is not None:
         return ""
@@ -214,13 +210,7 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
 
 
 class FastLinear:
-    """``x W^T + b`` for one linear layer, or the concatenated outputs of several layers that read the same input.
-
-    Args:
-        weights: each ``[out, in]``.
-        biases: each ``[out]`` or ``None``.
-        linear_backend: the implementation for few rows.
-    """
+    """``x W^T + b`` for one linear layer, or the concatenated outputs of several layers that read the same input."""
 
     def __init__(
         self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], linear_backend: LinearBackend

@@ -10,17 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from cocoa_engine.execution.forward import linears
 from cocoa_engine.execution.forward.attention import attend_all, write_all
 from cocoa_engine.execution.forward.base import Forward, Segment, StepOutput
-from cocoa_engine.execution.forward.linears import (
-    FastLinear,
-    LinearBackend,
-    by_kernels,
-    cost_of_a_row,
-    fast_experts,
-    fast_linear,
-    is_plain,
-)
+from cocoa_engine.execution.forward.linears import FastLinear, LinearBackend
 from cocoa_engine.execution.forward.source_attention import observed_attention, of_segments, replaced_attention
 from cocoa_engine.model import hidden_states
 from cocoa_engine.model.configs import Windows, frequencies_of
@@ -31,10 +24,6 @@ from cocoa_engine.model.language_model import LanguageModel
 
 class Modules(Forward):
     """The model's modules, with attention over each sequence's own keys and values.
-
-    Args:
-        model: the model.
-        linear_backend: how linear layers multiply few rows.
 
     Raises:
         NotImplementedError: the model does not use transformers' ``AttentionInterface``, or its layers cannot hold
@@ -51,16 +40,16 @@ class Modules(Forward):
         self.whole_prompts = frequencies_of(model.config) is not None
         # the longest sequence would set the frequencies of all; without masked heads, a mask separates one's branches
         self.max_sequences = 1 if self.whole_prompts or not self.masks_heads else None
-        self.native = by_kernels(linear_backend)
-        self.cost_of_a_row = cost_of_a_row(model.model, linear_backend)
+        self.native = linears.by_kernels(linear_backend)
+        self.cost_of_a_row = linears.cost_of_a_row(model.model, linear_backend)
         modules = list(model.model.modules())
-        layers = [module for module in modules if linear_backend != "stock" and is_plain(module)]
+        layers = [module for module in modules if linear_backend != "stock" and linears.is_plain(module)]
         self._forwards: list[tuple[nn.Module, Callable[..., Tensor]]] = [
-            (layer, _forward_of(fast_linear([layer], linear_backend))) for layer in layers
+            (layer, _forward_of(linears.fast_linear([layer], linear_backend))) for layer in layers
         ]
         if linear_backend == "native":
             mixtures = [module for module in modules if type(module) is SeparateExperts and are_experts(module)]
-            self._forwards += [(each, fast_experts(each, each.act_fn, linear_backend)) for each in mixtures]
+            self._forwards += [(each, linears.fast_experts(each, each.act_fn, linear_backend)) for each in mixtures]
 
     def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> StepOutput:
         has_run = False
@@ -159,20 +148,14 @@ class _SegmentLayer(CacheLayerMixin):
 
     def __init__(self, segments: Sequence[Segment], layer: int, read: bool) -> None:
         super().__init__()
-        self.segments = segments
-        self.layer = layer
-        self.read = read
+        self.segments, self.layer, self.read = segments, layer, read
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Does nothing: the stores allocate their own memory."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write keys and values ``[1, heads, T, head_dim]``.
-
-        Returns:
-            The given tensors; if ``read`` is set, the keys and values of all used slots, ``[1, heads, end, head_dim]``.
-        """
+        """Write keys and values, and return them; if ``read`` is set, return those of all used slots."""
         write_all(self.segments, self.layer, key_states[0], value_states[0])
         if not self.read:
             return key_states, value_states

@@ -39,14 +39,10 @@ def attention_weights(
     """The attention of W tokens on S slots in some heads of one layer: ``[len(heads), W, S]`` float32.
 
     Args:
-        query: ``[heads, W, head_dim]``, of all heads of the layer.
-        keys: ``[kv_heads, S, head_dim]``.
-        heads: the heads that count.
+        query: ``[heads, W, head_dim]``, of all heads of the layer; keys are ``[kv_heads, S, head_dim]``.
         visible: additive mask ``[W, S]``, or ``[len(heads), W, S]``; `None` if every token sees all slots.
-        scale: factor of the scores.
         softcap: c in c * tanh(score / c), as in Gemma 2.
-        sinks: ``[heads]``, the scores of the heads' attention sinks, which take their share, as in gpt-oss; or
-            ``[heads, W, 1]``, those of each token.
+        sinks: scores of attention sinks, which take their share, as in gpt-oss: ``[heads]``, or ``[heads, W, 1]``.
     """
     groups = query.shape[0] // keys.shape[0]
     # one product for each head, because a batch of them would need a copy of the keys
@@ -65,13 +61,7 @@ def attention_weights(
 class SourceProbe:
     """Measures the source attention of one segment while its layers run.
 
-    Args:
-        heads: the heads that count.
-        source: the slots of the source. They are committed, so every token may see them.
-        passages: the slots of each passage.
-
-    Attributes:
-        slots: the slots of the source, then of each passage.
+    Its ``slots`` are those of the source, which every token may see, then of each passage.
     """
 
     def __init__(self, heads: Heads, source: range, passages: Sequence[range] = ()) -> None:
@@ -94,17 +84,14 @@ class SourceProbe:
         self._measured += len(weights)
 
     def means(self) -> Tensor | None:
-        """The mass on the source and on each passage, the mean over the heads taken, ``[W, 1 + P]`` float32.
-
-        `None` if no layer was taken.
-        """
+        """The mean mass of the heads taken on the source and on each passage, ``[W, 1 + P]``; `None` without heads."""
         return None if self._total is None else self._total.T / self._measured
 
 
 def probe_of(heads: Heads, prompt_tokens: int, passages: Sequence[range] = ()) -> SourceProbe | None:
-    """The probe of a prompt: its first token attracts attention whatever it is, and is no part of the source.
+    """The probe of a prompt; `None` without heads, and for a prompt of one token.
 
-    The result is `None` without heads, and for a prompt of one token.
+    The first token attracts attention whatever it is, and is no part of the source.
     """
     source = range(1, prompt_tokens)
     return SourceProbe(heads, source, passages) if heads and source else None
@@ -113,11 +100,8 @@ def probe_of(heads: Heads, prompt_tokens: int, passages: Sequence[range] = ()) -
 def of_segments(probes: Sequence[tuple[SourceProbe | None, int]]) -> Tensor | None:
     """The attention of all tokens of a pass on their source and on each of its passages, ``[T, 1 + P]``.
 
-    P is the largest number of passages of a segment. Further columns of a segment with fewer passages are 0. The result
-    is `None` if nothing was measured.
-
-    Args:
-        probes: the probe of each segment and its number of tokens. Segments without a probe get zeros.
+    ``probes`` holds the probe of each segment, if it has one, and its number of tokens. P is the largest number of
+    passages; other columns are 0. The result is `None` if nothing was measured.
     """
     means = [None if probe is None else probe.means() for probe, _ in probes]
     measured = [mean for mean in means if mean is not None]
@@ -131,12 +115,7 @@ def of_segments(probes: Sequence[tuple[SourceProbe | None, int]]) -> Tensor | No
     return torch.cat(rows)
 
 
-class _Current(threading.local):
-    attention: Callable[..., Any] | None = None
-    makes_masks = True
-
-
-_current = _Current()
+_current = threading.local()  # the function, and whether masks are made, in a thread that runs a pass
 
 
 @contextmanager
@@ -144,19 +123,15 @@ def replaced_attention(model: LanguageModel, attention: Callable[..., Any], *, m
     """Call a function in place of the model's attention in the passes that this thread runs inside the context.
 
     It is called in modules that use transformers' ``AttentionInterface``, with the usual function before the arguments.
-
-    Args:
-        model: the model. Hold its lock.
-        attention: the function.
-        makes_masks: whether transformers makes the masks that the function is given.
+    Transformers makes the masks that it is given if ``makes_masks`` is set. Hold the model's lock.
     """
     original = model.config._attn_implementation
-    _current.attention, _current.makes_masks = attention, makes_masks
+    _current.replaced = attention, makes_masks
     model.config._attn_implementation = _registered(original)
     try:
         yield
     finally:
-        _current.attention, _current.makes_masks = None, True
+        del _current.replaced
         model.config._attn_implementation = original
 
 
@@ -169,11 +144,13 @@ def _registered(original: str) -> str:
 
     def attention(module: nn.Module, *args: Any, **options: Any) -> Any:
         eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-        usual, run = ALL_ATTENTION_FUNCTIONS.get_interface(original, eager), _current.attention
+        usual = ALL_ATTENTION_FUNCTIONS.get_interface(original, eager)
+        run, _ = getattr(_current, "replaced", (None, True))
         return usual(module, *args, **options) if run is None else run(usual, module, *args, **options)
 
     def mask(*args: Any, **options: Any) -> Any:
-        return ALL_MASK_ATTENTION_FUNCTIONS[original](*args, **options) if _current.makes_masks else None
+        _, makes_masks = getattr(_current, "replaced", (None, True))
+        return ALL_MASK_ATTENTION_FUNCTIONS[original](*args, **options) if makes_masks else None
 
     name = f"cocoa_{original}"
     AttentionInterface.register(name, attention)
@@ -239,13 +216,8 @@ def observer(probe: SourceProbe, rows: int, length: int) -> Callable[..., Any]:
 def observed_attention(model: LanguageModel, probe: SourceProbe | None, rows: int, length: int) -> Iterator[None]:
     """Measure the source attention of the pass over one sequence that this thread runs inside the context.
 
-    Nothing is measured in layers that do not use transformers' ``AttentionInterface``.
-
-    Args:
-        model: the model. Hold its lock.
-        probe: adds up what is measured; `None` to measure nothing.
-        rows: the number of tokens at the end of the pass that are measured.
-        length: the number of tokens of the sequence, those of the cache included.
+    Nothing is measured in layers that do not use transformers' ``AttentionInterface``. Hold the model's lock. The last
+    ``rows`` tokens are measured; ``length`` is the number of all tokens, those of the cache included.
     """
     model.whole()  # whose modules are observed
     if probe is None or getattr(model.config, "_attn_implementation", None) is None:

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.execution.forward.attention import attend_folded
-from cocoa_engine.execution.forward.base import Segment, StepOutput
-from cocoa_engine.execution.forward.kv_store import KeyValues
+from cocoa_engine.execution.forward.base import KeyValues, Segment, StepOutput
 from cocoa_engine.execution.forward.lean import Lean, Mixture
 from cocoa_engine.execution.forward.linears import LinearBackend
 from cocoa_engine.execution.forward.source_attention import SourceProbe, attention_weights
@@ -56,16 +55,13 @@ logger = safe_logger(__name__)
 
 
 class StaticLean(Lean):
-    """The lean pass with static steps.
-
-    Results are copies: later steps do not change them.
+    """The lean pass with static steps. Results are copies: later steps do not change them.
 
     Raises:
         NotImplementedError: as for :class:`Lean`.
     """
 
-    name = "static_lean"
-    """``"lean"`` after a failed capture."""
+    name = "static_lean"  # "lean" after a failed capture
     pools_stores = True
 
     def __init__(self, model: LanguageModel, linear_backend: LinearBackend) -> None:
@@ -84,17 +80,12 @@ class StaticLean(Lean):
         # guards _idle; re-entrant, because garbage collection may release a store at any time
         self._lock = free_in_child(threading.RLock())
 
-    @property
-    def failed(self) -> bool:
-        """Whether a capture has failed."""
-        return self.name == "lean"
-
     def new_store(self, capacity: int) -> KeyValues:
         """Zeroed slots for one sequence, from the pool if one of its stores is large enough.
 
         The smallest such store is taken; among equals, the one with the most graphs.
         """
-        if self.failed:
+        if self.name == "lean":
             return super().new_store(capacity)
         capacity = -(-capacity // GRAIN) * GRAIN
         with torch.inference_mode(False), torch.no_grad(), self._on_device():
@@ -113,7 +104,7 @@ class StaticLean(Lean):
                 return make()
 
     def release(self, store: KeyValues) -> None:
-        if not isinstance(store, StaticStore) or store.data is None or self.failed:
+        if not isinstance(store, StaticStore) or store.data is None or self.name == "lean":
             return
         with self._lock:
             if any(store is idle for idle in self._idle):
@@ -128,7 +119,7 @@ class StaticLean(Lean):
             self._idle = []
 
     def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> StepOutput:
-        if capture is not None and len(segments) == 1 and not capture.early and not self.failed:
+        if capture is not None and len(segments) == 1 and not capture.early and self.name != "lean":
             output = self._static(segments[0], capture)
             if output is not None:
                 return output
@@ -230,7 +221,7 @@ class StaticStore(KeyValues):
 
     Attributes:
         data: keys and values, ``[2, L, kv_heads, capacity + 1, head_dim]``. Padding tokens use the last slot. ``None``
-            after the store had to grow.
+            after the store had to grow, because its graphs use the old address.
         steps: by shape, least recently used first.
     """
 
@@ -244,7 +235,6 @@ class StaticStore(KeyValues):
         self.steps: dict[Shape, Step] = {}
 
     def reserve(self, capacity: int) -> None:
-        """Grow to ``capacity`` slots. The store then has no graphs, because they use the old address."""
         if capacity > self.capacity:
             self.data = None
             self.steps.clear()
@@ -267,16 +257,11 @@ class Shape(NamedTuple):
 
 
 class Step:
-    """A step of fixed shape on one store: its inputs, the pass, and its CUDA graph once captured.
+    """A step of fixed shape on one store: its inputs, its outputs, and its CUDA graph once captured.
 
-    A step does not refer to the pass, so that the pass and its stores form no cycle.
-
-    Attributes:
-        inputs: ``[5 + 2 * passages + depth, width]`` int64, see :meth:`StaticLean._inputs`.
-        logits: ``[width, V]`` float32.
-        hidden: ``[N + 1, width, d]`` float32.
-        masses: ``[1 + passages, width]`` float32, the attention on the source and on each passage; zeros if it is not
-            requested.
+    A step does not refer to the pass, so that the pass and its stores form no cycle. Its ``inputs`` are those of
+    :meth:`StaticLean._inputs`. Its ``masses``, the attention on the source and on each passage, are zeros if they are
+    not requested.
     """
 
     def __init__(self, lean: StaticLean, store: StaticStore, shape: Shape) -> None:

@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cocoa_engine.execution.forward.attention import attend, attend_all, write_all
-from cocoa_engine.execution.forward.base import Segment
+from cocoa_engine.execution.forward.base import KeyValuePointers, KeyValues, Segment
 from cocoa_engine.execution.forward.kernel_layers import KernelLayers, decoder_layer
-from cocoa_engine.execution.forward.kv_store import KeyValuePointers, KeyValues
 from cocoa_engine.execution.forward.source_attention import SourceProbe, of_segments
 from cocoa_engine.execution.native import operators
 from cocoa_engine.execution.native.build import built

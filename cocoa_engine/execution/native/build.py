@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -43,8 +42,8 @@ PROCESSOR_LINES = ("flags", "Features", "CPU implementer", "CPU part")
 """What /proc/cpuinfo says of the kind of a processor: the first on x86, the others on ARM."""
 COMPILERS = ("g++", "c++", "clang++")
 FOLDER = "kernels"  # in the cache directory; only this user may write to it
+CHECKSUM = ".sha256"  # the ending of the file beside the library
 BUILD_TIMEOUT = 120.0  # seconds; a build usually takes 15 to 40
-
 
 KERNELS = {
     "cocoa_linear": "ppllpli",
@@ -100,7 +99,7 @@ def _loaded() -> ctypes.CDLL:
         raise _UnfitError(f"the kernels need Linux on x86-64 or 64-bit ARM; this is {here}")
     compiler = _compiler()
     name = f"kernels-{_fingerprint(compiler)}.so"
-    folders = list(_folders())
+    folders = [cache_directory() / FOLDER, temporary_folder()]
     for folder in folders:
         try:
             if (handle := _kept(folder / name)) is not None:
@@ -122,7 +121,11 @@ def _loaded() -> ctypes.CDLL:
         made = _compile(compiler, Path(temporary))
         for folder in folders:
             try:
-                _keep(made, folder / name)
+                # each atomically: another process may be reading or building it. If two build it at the same time and
+                # their libraries differ, the checksum may be that of the other one, and the next process builds again
+                data = made.read_bytes()
+                write_file(folder / name, data, mode=0o644)
+                write_file((folder / name).with_suffix(CHECKSUM), _checksum(data), mode=0o644)
                 if (handle := _kept(folder / name)) is not None:
                     return handle
             except OSError as error:
@@ -131,12 +134,6 @@ def _loaded() -> ctypes.CDLL:
             "the kernels are built for this process alone; set %s to a folder to keep them in", CACHE_VARIABLE
         )
         return _declared(_opened(made.open("rb")))
-
-
-def _folders() -> Iterator[Path]:
-    """The folders in which the library may be kept: one in the cache directory, and one for temporary files."""
-    yield cache_directory() / FOLDER
-    yield temporary_folder()
 
 
 def _is_closed(folder: Path) -> bool:
@@ -167,14 +164,11 @@ def _kept(library: Path) -> ctypes.CDLL | None:
     """Load a library, if it is there, only this user can have written it, and it is as it was built.
 
     It is checked and loaded through one descriptor: what another file in its place has is not loaded. Loading a
-    shortened file would end the process (SIGBUS).
-
-    Raises:
-        OSError: it cannot be loaded.
+    shortened file would end the process (SIGBUS). OSError: it cannot be loaded.
     """
     if not library.is_file():
         return None
-    checksum, file = _checksum_file(library), library.open("rb")
+    checksum, file = library.with_suffix(CHECKSUM), library.open("rb")
     if (
         checksum.is_file()
         and is_private(library, checksum)
@@ -185,10 +179,6 @@ def _kept(library: Path) -> ctypes.CDLL | None:
     file.close()
     logger.warning("%s is damaged, or other users could write it; it is built again", library)
     return None
-
-
-def _checksum_file(library: Path) -> Path:
-    return library.with_suffix(".sha256")
 
 
 def _checksum(data: bytes) -> bytes:
@@ -236,17 +226,6 @@ def _compile(compiler: str, folder: Path) -> Path:
             said = [line for line in lines if "error" in line] or lines or ["?"]
             raise _UnfitError(f"{compiler} could not compile the kernels: {said[0].strip()}")
     return made
-
-
-def _keep(made: Path, kept: Path) -> None:
-    """Store the library and its checksum, each atomically: another process may be reading or building it.
-
-    If two processes build it at the same time and their libraries differ, the checksum may be that of the other one.
-    The next process then builds it again.
-    """
-    data = made.read_bytes()
-    write_file(kept, data, mode=0o644)
-    write_file(_checksum_file(kept), _checksum(data), mode=0o644)
 
 
 def _opened(file: BinaryIO) -> ctypes.CDLL:

@@ -656,7 +656,7 @@ void each_in_parallel(long count, int threads, const F& work) {  // calls work(0
     });
 }
 
-// Linear layers that read the same input; their outputs are concatenated. structures.py declares the same structure.
+// Linear layers that read the same input; their outputs are concatenated. operators.py declares the same structure.
 struct Joined {
     long count;
     const void* const* weights;  // each [out, in]
@@ -938,7 +938,7 @@ void masses_on(const float* q, const float* keys, long dim, long slots, float sc
 
 // ---- decoder layers ------------------------------------------------------------------------------------------------
 
-// structures.py declares the same structures.
+// operators.py declares the same structures.
 struct DecoderLayer {
     const float *attention_norm, *q_norm, *k_norm, *mlp_norm;  // [width], [dim] or null, [dim] or null, [width]
     Joined qkv, out, gate_up, down;
@@ -1203,7 +1203,7 @@ void spread(const float* logits, long vocabulary, float highest, double* log_sum
 
 // ---- layouts -------------------------------------------------------------------------------------------------------
 
-// Sizes and field offsets of the structures that structures.py declares too. Python refuses a library that differs.
+// Sizes and field offsets of the structures that operators.py declares too. Python refuses a library that differs.
 #define SIZE(structure) {#structure, long(sizeof(structure))}
 #define FIELD(structure, field) {#structure "." #field, long(offsetof(structure, field))}
 const struct {

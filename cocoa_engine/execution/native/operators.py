@@ -10,21 +10,84 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from cocoa_engine.execution.native.build import built
-from cocoa_engine.execution.native.structures import KINDS, Joined
 from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor, block_size
+
+_LONG, _FLOAT, _POINTER = ctypes.c_long, ctypes.c_float, ctypes.c_void_p
+
+
+class Joined(ctypes.Structure):
+    """Linear layers that read the same input."""
+
+    _fields_ = (
+        ("count", _LONG),
+        *((name, _POINTER) for name in ("weights", "biases", "outs", "kinds")),
+        ("in", _LONG),
+    )
+
+
+class DecoderLayer(ctypes.Structure):
+    """The weights of one decoder layer. ``memory`` is what the addresses point to."""
+
+    memory: Any
+    _fields_ = (
+        *((name, _POINTER) for name in ("attention_norm", "q_norm", "k_norm", "mlp_norm")),
+        *((name, Joined) for name in ("qkv", "out", "gate_up", "down")),
+        ("windowed", _LONG),
+    )
+
+
+class Stack(ctypes.Structure):
+    """All decoder layers and the norm after them."""
+
+    _fields_ = (
+        *((name, _LONG) for name in ("layers", "width", "heads", "kv_heads", "dim", "inner")),
+        *((name, _FLOAT) for name in ("eps", "scale")),
+        *((name, _POINTER) for name in ("layer", "norm")),
+    )
+
+
+class Leaves(ctypes.Structure):
+    """The tokens that one sequence feeds. ``memory`` is what the addresses point to."""
+
+    memory: Any
+    _fields_ = (
+        *((name, _POINTER) for name in ("keys", "values")),
+        *((name, _LONG) for name in ("kv_head", "start", "count")),
+        ("mask", _POINTER * 2),
+        ("masked_from", _LONG * 2),
+        ("parts", _LONG),
+        ("ranges", _POINTER),
+        ("range_count", _LONG),
+    )
+
+
+class Tap(ctypes.Structure):
+    """A layer, and the address to which the states before it are copied."""
+
+    _fields_ = (("layer", _LONG), ("to", _POINTER))
+
+
+class Head(ctypes.Structure):
+    """An attention head."""
+
+    _fields_ = (("layer", _LONG), ("head", _LONG))
+
+
+KINDS = {name: number for number, name in enumerate(("F32", *BLOCK_KINDS, "BF16_BOTH"))}
+"""The types of weights that the kernels read, and the numbers that they give them. BF16_BOTH is bfloat16 whose inputs
+may be rounded to it, too."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 SLOTS_IN_PART = 32
 """Smallest number of slots for which another thread pays off."""
-
 
 SMALL = 2**17
 """Up to this many numbers, unpacking in one thread is faster than waiting for others."""
@@ -55,17 +118,15 @@ def can_multiply(weights: Sequence[Tensor]) -> bool:
 
     Every number must be aligned to its own size. Tensors in a memory-mapped file may not be.
     """
-    dtypes = {weight.dtype for weight in weights}
-    return dtypes in ({torch.float32}, {torch.bfloat16}) and all(
-        (weight.kind in BLOCK_KINDS and _is_aligned(weight.blocks))
-        if isinstance(weight, BlockTensor)
-        else _is_aligned(weight)
-        for weight in weights
+    if {weight.dtype for weight in weights} not in ({torch.float32}, {torch.bfloat16}):
+        return False
+    if any(isinstance(weight, BlockTensor) and weight.kind not in BLOCK_KINDS for weight in weights):
+        return False
+    stored = [weight.blocks if isinstance(weight, BlockTensor) else weight for weight in weights]
+    return all(
+        part.device.type == "cpu" and part.is_contiguous() and part.data_ptr() % part.element_size() == 0
+        for part in stored
     )
-
-
-def _is_aligned(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.is_contiguous() and weight.data_ptr() % weight.element_size() == 0
 
 
 def can_attend(query: Tensor, keys: Tensor, values: Tensor) -> bool:
@@ -79,31 +140,27 @@ class Linears:
 
     Args:
         weights: each ``[out, in]``; :func:`can_multiply` must accept them.
-        biases: each ``[out]`` or ``None``.
         rounds_inputs: whether inputs of bfloat16 weights may be rounded to bfloat16. They are rounded where the
             processor has an instruction for such products. Inputs in bfloat16 stay as they are.
-
-    Attributes:
-        total: sum of the layers' output sizes.
-        joined: the structure that the kernels read.
     """
 
     def __init__(
         self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], *, rounds_inputs: bool = False
     ) -> None:
         exact = [None if bias is None else bias.float().contiguous() for bias in biases]
-        pointers, count = ctypes.c_void_p * len(weights), len(weights)
-        stored = [_stored(weight, rounds_inputs) for weight in weights]
-        longs = ctypes.c_long * count
+        stored = [weight.blocks if isinstance(weight, BlockTensor) else weight for weight in weights]
+        by_dtype = {torch.float32: "F32", torch.bfloat16: "BF16_BOTH" if rounds_inputs else "BF16"}
+        kinds = [weight.kind if isinstance(weight, BlockTensor) else by_dtype[weight.dtype] for weight in weights]
+        pointers, longs = ctypes.c_void_p * len(weights), ctypes.c_long * len(weights)
         arrays = (
-            pointers(*(weight.data_ptr() for weight, _ in stored)),
+            pointers(*(weight.data_ptr() for weight in stored)),
             pointers(*(None if bias is None else bias.data_ptr() for bias in exact)),
-            longs(*(weight.shape[0] for weight in weights)),
-            longs(*(kind for _, kind in stored)),
+            longs(*(len(weight) for weight in weights)),
+            longs(*(KINDS[kind] for kind in kinds)),
         )
         self._inputs = weights[0].shape[1]
-        self.total = sum(weight.shape[0] for weight in weights)
-        self.joined = Joined(count, *(ctypes.addressof(array) for array in arrays), self._inputs)
+        self.total = sum(arrays[2])
+        self.joined = Joined(len(weights), *(ctypes.addressof(array) for array in arrays), self._inputs)
         self._kept = (*stored, *exact, *arrays)  # keeps the memory behind the addresses alive
         self._run = handle().cocoa_linear
 
@@ -112,9 +169,6 @@ class Linears:
         """Map ``[rows, in]`` to ``[rows, total]``, the layers' concatenated outputs, in the dtype of ``x``.
 
         Products are summed in float32 for every dtype of the weights.
-
-        Raises:
-            RuntimeError: ``x`` does not have the shape ``[rows, in]``, or is not on the CPU.
         """
         if x.dim() != 2 or x.shape[1] != self._inputs or x.device.type != "cpu":
             raise RuntimeError(f"needs x [rows, {self._inputs}] on the CPU, got {list(x.shape)} on {x.device}")
@@ -124,38 +178,14 @@ class Linears:
             x = x.contiguous()
         rows = x.shape[0]
         y = x.new_empty(rows, self.total)
-        self._run(
-            ctypes.byref(self.joined),
-            x.data_ptr(),
-            x.stride(0),
-            rows,
-            y.data_ptr(),
-            self.total,
-            torch.get_num_threads(),
-        )
+        shapes = (x.stride(0), rows, y.data_ptr(), self.total)
+        self._run(ctypes.byref(self.joined), x.data_ptr(), *shapes, torch.get_num_threads())
         return y.to(dtype)
-
-
-def _stored(weight: Tensor, rounds_inputs: bool) -> tuple[Tensor, int]:
-    """The memory of a weight, and the number of its type."""
-    if isinstance(weight, BlockTensor):
-        return weight.blocks, KINDS[weight.kind]
-    if weight.dtype == torch.float32:
-        return weight, KINDS["F32"]
-    return weight, KINDS["BF16_BOTH" if rounds_inputs else "BF16"]
 
 
 @untraced
 def unpack(weight: BlockTensor, index: Tensor) -> Tensor:
-    """The same as :meth:`BlockTensor.rows`, by the kernels.
-
-    Args:
-        weight: blocks of a type that :func:`can_multiply` accepts.
-        index: ``[rows]``, integers within the weight.
-
-    Returns:
-        ``[rows, in]`` float32.
-    """
+    """The same as :meth:`BlockTensor.rows`, by the kernels, for blocks that :func:`can_multiply` accepts."""
     return _rows(weight.blocks, weight.kind, weight.shape[1], index.to("cpu", torch.long).contiguous())
 
 
@@ -178,40 +208,21 @@ def _rows(blocks: Tensor, kind: str, width: int, ids: Tensor) -> Tensor:
 def attend(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, masked_from: int, *, scale: float
 ) -> Tensor:
-    """softmax(q k^T * scale + mask) v.
+    """softmax(q k^T * scale + mask) v, ``[W, heads * head_dim]``, for what :func:`can_attend` accepts.
 
-    Args:
-        query: ``[heads, W, head_dim]``. :func:`can_attend` must accept query, keys and values.
-        keys, values: ``[kv_heads, S, head_dim]``.
-        mask: additive, ``[W, S - masked_from]``, contiguous. ``None``: every token sees all slots.
-        masked_from: every token sees the slots below it.
-        scale: factor of the scores.
-
-    Returns:
-        ``[W, heads * head_dim]``.
+    ``mask`` is additive, ``[W, S - masked_from]``, contiguous. Every token sees the slots below ``masked_from``, and
+    all slots if there is no mask.
     """
     heads, width, head_dim = query.shape
     kv_heads, slots, _ = keys.shape
     threads = torch.get_num_threads()
     out = query.new_empty(width, heads * head_dim)
+    shape = (heads, kv_heads, width, head_dim, slots)
     handle().cocoa_attend(
-        query.data_ptr(),
-        query.stride(0),
-        query.stride(1),
-        keys.data_ptr(),
-        values.data_ptr(),
-        keys.stride(0),
-        None if mask is None else mask.data_ptr(),
-        masked_from,
-        out.data_ptr(),
-        heads,
-        kv_heads,
-        width,
-        head_dim,
-        slots,
-        scale,
-        parts(threads, kv_heads, slots),
-        threads,
+        *(query.data_ptr(), query.stride(0), query.stride(1)),
+        *(keys.data_ptr(), values.data_ptr(), keys.stride(0)),
+        *(None if mask is None else mask.data_ptr(), masked_from),
+        *(out.data_ptr(), *shape, scale, parts(threads, kv_heads, slots), threads),
     )
     return out
 
@@ -221,17 +232,8 @@ def parts(threads: int, kv_heads: int, slots: int) -> int:
     return min(threads // math.gcd(threads, kv_heads), max(1, slots // SLOTS_IN_PART))
 
 
-def can_rank(logits: Tensor) -> bool:
-    """Whether :func:`next_tokens` can read these logits."""
-    return is_readable(logits)
-
-
 def next_tokens(logits: Tensor, count: int) -> Tensor:
-    """The most probable next tokens of each row, ties by ascending id.
-
-    Args:
-        logits: ``[W, V]``; :func:`can_rank` must accept them.
-        count: number of tokens per row.
+    """The ``count`` most probable next tokens of each row of readable logits ``[W, V]``, ties by ascending id.
 
     Returns:
         ``[W, 2 * count + 1]`` float64: log p of each token (-inf if fewer tokens are allowed), their ids, and the

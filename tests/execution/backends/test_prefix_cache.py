@@ -10,13 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.execution.backends import prefixes, shared_cache
-from cocoa_engine.execution.backends.prefixes import SHORTEST, PrefixCache, common_length
-from cocoa_engine.execution.forward.base import Segment
-from cocoa_engine.execution.forward.kv_store import KeyValues
+from cocoa_engine import CocoaEngine, Generation, Runtime
+from cocoa_engine.execution.backends import shared_cache
+from cocoa_engine.execution.backends.shared_cache import SHORTEST, PrefixCache, common_length
+from cocoa_engine.execution.forward.base import KeyValues, Segment
 from cocoa_engine.model.hidden_states import CaptureSpec
-from tests.helpers.alike import assert_alike
+from tests.helpers.alike import assert_alike, assert_all_alike
 from tests.helpers.forward_passes import record
 from tests.helpers.in_threads import join, start
 from tests.helpers.inside import backend_inside, kept_prompts, open_sequences, prefixes_of, sequences_running
@@ -38,6 +37,20 @@ def engine_of(model: Any, megabytes: int = 256) -> CocoaEngine:
     return CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=megabytes))
 
 
+def answer_of(engine: CocoaEngine, prompt: list[int], **settings: Any) -> Generation:
+    """An answer, which is that of an engine without a cache."""
+    settings = {**SETTINGS, **settings}
+    answer = engine.generate(prompt, **settings)
+    assert_alike(answer, engine_of(engine.model, 0).generate(prompt, **settings))
+    return answer
+
+
+def batch_of(engine: CocoaEngine, prompts: list[list[int]]) -> list[Generation]:
+    batch = engine.generate_batch(prompts, **SETTINGS)
+    assert_all_alike(batch, engine_of(engine.model, 0).generate_batch(prompts, **SETTINGS))
+    return batch
+
+
 def fed(engine: CocoaEngine) -> list[int]:
     """A list that fills with the number of tokens of each pass over a prompt."""
     prompts: list[int] = []
@@ -51,61 +64,44 @@ def fed(engine: CocoaEngine) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma3_text", "gpt2", "falcon", "opt"])
 def test_same_answers_with_and_without(architecture: str) -> None:
-    model = tiny_model(architecture)
-    without, cached = engine_of(model, 0), engine_of(model)
+    engine = engine_of(tiny_model(architecture))
     for number, prompt in enumerate([*PROMPTS, PROMPTS[0], PROMPTS[1][:100]]):
-        expected, actual = without.generate(prompt, **SETTINGS), cached.generate(prompt, **SETTINGS)
-        assert_alike(actual, expected)
-        assert expected.usage.cached_tokens == 0
+        usage = answer_of(engine, prompt).usage
         known = 0 if number == 0 else len(prompt) - 1 if number > 3 else len(SYSTEM)
-        assert actual.usage.cached_tokens == known
-        assert actual.usage.prompt_tokens == len(prompt)
+        assert (usage.cached_tokens, usage.prompt_tokens) == (known, len(prompt))
 
 
 def test_an_answer_is_known_to_the_next_turn_of_a_chat() -> None:
     engine = engine_of(tiny_model("qwen2"))
     first = engine.generate(PROMPTS[1], **SETTINGS)
-    second = [*PROMPTS[1], *first.token_ids, *tokens(9, 4)]
-    answer = engine.generate(second, **SETTINGS)
+    answer = answer_of(engine, [*PROMPTS[1], *first.token_ids, *tokens(9, 4)])
     assert answer.usage.cached_tokens == len(PROMPTS[1]) + len(first.token_ids)
-    assert_alike(answer, engine_of(engine.model, 0).generate(second, **SETTINGS))
 
 
 def test_a_shared_beginning_is_encoded_once_also_when_prompts_start_together() -> None:
     engine = engine_of(tiny_model("llama"))
-    expected = engine_of(engine.model, 0).generate_batch(PROMPTS, **SETTINGS)
     widths = fed(engine)
-    batch = engine.generate_batch(PROMPTS, **SETTINGS)
+    batch = batch_of(engine, PROMPTS)
     assert widths == [len(PROMPTS[0]), *(len(prompt) - len(SYSTEM) for prompt in PROMPTS[1:])]
     assert [answer.usage.cached_tokens for answer in batch] == [0, 90, 90, 90]
-    for one, other in zip(batch, expected, strict=True):
-        assert_alike(one, other)
 
 
 def test_prompts_that_are_read_by_turns_read_their_shared_beginning_once() -> None:
     engine = engine_of(tiny_model("llama"))
     engine.session.scheduler.prefill_chunk = 80
-    shared = tokens(7, 320)
-    prompts = [[*shared, *tokens(20 + seed, 30)] for seed in range(3)]
-    expected = engine_of(engine.model, 0).generate_batch(prompts, **SETTINGS)
-    widths = fed(engine)
-    batch = engine.generate_batch(prompts, **SETTINGS)
+    shared, widths = tokens(7, 320), fed(engine)
+    batch = batch_of(engine, [[*shared, *tokens(20 + seed, 30)] for seed in range(3)])
     assert sum(widths) == len(shared) + 3 * 30
     assert max(widths) <= 80
     assert sum(answer.usage.cached_tokens for answer in batch) == 2 * len(shared)
-    for one, other in zip(batch, expected, strict=True):
-        assert_alike(one, other)
 
 
 def test_scored_texts_share_the_prompt_with_generations() -> None:
     engine, without = engine_of(tiny_model("llama")), engine_of(tiny_model("llama"), 0)
-    widths = fed(engine)
-    texts = [tokens(1, 4), tokens(2, 6)]
-    for one, other in zip(engine.score(SYSTEM, texts), without.score(SYSTEM, texts), strict=True):
-        assert_alike(one, other)
+    widths, texts = fed(engine), [tokens(1, 4), tokens(2, 6)]
+    assert_all_alike(engine.score(SYSTEM, texts), without.score(SYSTEM, texts))
     engine.generate(PROMPTS[0], **SETTINGS)
-    for one, other in zip(engine.score(PROMPTS[0], texts), without.score(PROMPTS[0], texts), strict=True):
-        assert_alike(one, other)
+    assert_all_alike(engine.score(PROMPTS[0], texts), without.score(PROMPTS[0], texts))
     assert widths == [len(SYSTEM), 5, 1]
 
 
@@ -121,26 +117,25 @@ def test_off() -> None:
 def test_the_real_model_on_a_shared_system_prompt(float32_engine: CocoaEngine) -> None:
     system = "You answer questions about the sea in one short sentence. " * 8
     prompts = [chat(question, system=system) for question in ("Is it salty?", "How deep is it?", "Who lives there?")]
-    cached = CocoaEngine(float32_engine.model, float32_engine.tokenizer)
-    without = CocoaEngine(float32_engine.model, float32_engine.tokenizer, runtime=Runtime(prefix_cache_mb=0))
+    cached, without = (
+        CocoaEngine(float32_engine.model, float32_engine.tokenizer, runtime=Runtime(prefix_cache_mb=megabytes))
+        for megabytes in (256, 0)
+    )
     settings: dict[str, Any] = {"max_new_tokens": 6, "max_candidates": 3, "max_span_tokens": 4}
     answers = [cached.generate(prompts[0], **settings), *cached.generate_batch(prompts[1:], **settings)]
-    for answer, prompt in zip(answers, prompts, strict=True):
-        assert_alike(answer, without.generate(prompt, **settings))
+    assert_all_alike(answers, [without.generate(prompt, **settings) for prompt in prompts])
     assert answers[0].usage.cached_tokens == 0
     assert all(answer.usage.cached_tokens > 90 for answer in answers[1:])
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_changed_weights_are_not_answered_from_old_ones(architecture: str) -> None:
-    model = tiny_model(architecture)
-    engine = engine_of(model)
+    engine = engine_of(tiny_model(architecture))
     before = engine.generate(PROMPTS[0], **SETTINGS)
     with torch.no_grad():
-        model.get_input_embeddings().weight.mul_(1.5)
-    after = engine.generate(PROMPTS[0], **SETTINGS)
+        engine.model.get_input_embeddings().weight.mul_(1.5)
+    after = answer_of(engine, PROMPTS[0])
     assert after.usage.cached_tokens == 0
-    assert_alike(after, engine_of(model, 0).generate(PROMPTS[0], **SETTINGS))
     assert after.token_ids != before.token_ids
 
 
@@ -150,7 +145,7 @@ def test_nothing_is_kept_where_hooks_have_a_say(architecture: str) -> None:
     """What a hook does may change from call to call (activation steering)."""
     model = tiny_model(architecture)
     engine = engine_of(model)
-    plain = engine.generate(PROMPTS[0], **SETTINGS)
+    answers = [engine.generate(PROMPTS[0], **SETTINGS)]
     layer = model.get_decoder().layers[0] if architecture == "llama" else model.transformer.h[0]
     strength = [1.5]
 
@@ -158,14 +153,12 @@ def test_nothing_is_kept_where_hooks_have_a_say(architecture: str) -> None:
         return output * strength[0] if isinstance(output, torch.Tensor) else (output[0] * strength[0], *output[1:])
 
     hook = layer.register_forward_hook(steer)
-    steered = []
     for strength[0] in (1.5, 0.2):
-        steered.append(engine.generate(PROMPTS[0], **SETTINGS))
-        assert steered[-1].usage.cached_tokens == 0
-        assert_alike(steered[-1], engine_of(model, 0).generate(PROMPTS[0], **SETTINGS))
+        answers.append(answer_of(engine, PROMPTS[0]))
+        assert answers[-1].usage.cached_tokens == 0
     hook.remove()
-    assert_alike(engine.generate(PROMPTS[0], **SETTINGS), plain)
-    assert len({tuple(answer.token_ids) for answer in (plain, *steered)}) == 3
+    assert_alike(engine.generate(PROMPTS[0], **SETTINGS), answers[0])
+    assert len({tuple(answer.token_ids) for answer in answers}) == 3
 
 
 def test_an_adapter_that_is_switched() -> None:
@@ -182,11 +175,9 @@ def test_an_adapter_that_is_switched() -> None:
     adapted = Adapted(old.in_features, old.out_features, bias=False)
     adapted.load_state_dict(old.state_dict())
     model.model.layers[0].self_attn.k_proj = adapted
-    engine = engine_of(model)
-    answers = []
+    engine, answers = engine_of(model), []
     for adapted.enabled in (True, False):
-        answers.append(engine.generate(PROMPTS[1], **SETTINGS))
-        assert_alike(answers[-1], engine_of(model, 0).generate(PROMPTS[1], **SETTINGS))
+        answers.append(answer_of(engine, PROMPTS[1]))
     assert answers[0].spans != answers[1].spans
 
 
@@ -234,7 +225,7 @@ def test_a_sequence_that_is_closed_meanwhile_is_not_copied_from() -> None:
 
 def test_an_abandoned_sequence_may_be_closed_while_another_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the garbage collector, in the thread that holds the locks: it does not wait for itself."""
-    monkeypatch.setattr(prefixes, "_USED", 2)  # every store is copied
+    monkeypatch.setattr(shared_cache, "_USED", 2)  # every store is copied
     engine = engine_of(tiny_model("llama"))
     backend = backend_inside(engine)
     abandoned, tree = (backend.open([prompt], 8, CaptureSpec(2, 4, "post_norm"))[0] for prompt in PROMPTS[:2])
@@ -242,9 +233,9 @@ def test_an_abandoned_sequence_may_be_closed_while_another_is_kept(monkeypatch: 
         backend.prefill(each)
 
     class Collected(KeyValues):
-        def prefix(self, length: int, capacity: int) -> KeyValues:
+        def prefix(self, length: int) -> KeyValues:
             abandoned.close()
-            return super().prefix(length, capacity)
+            return super().prefix(length)
 
     tree.store.__class__ = Collected
     outcome: list[Any] = []
@@ -263,9 +254,8 @@ def test_no_memory_for_a_copy_is_no_error(monkeypatch: pytest.MonkeyPatch) -> No
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(KeyValues, "prefix", full)
-    monkeypatch.setattr(prefixes, "_USED", 2)  # every store is copied
-    for one, other in zip(engine.generate_batch(PROMPTS, **SETTINGS), expected, strict=True):
-        assert_alike(one, other)
+    monkeypatch.setattr(shared_cache, "_USED", 2)  # every store is copied
+    assert_all_alike(engine.generate_batch(PROMPTS, **SETTINGS), expected)
     assert (sequences_running(engine), open_sequences(engine), prefixes_of(engine).nbytes) == (0, 0, 0)
 
 
@@ -300,7 +290,7 @@ def test_a_given_store_is_kept_as_it_is_unless_much_of_it_is_unused() -> None:
 def test_an_answers_store_is_given_to_the_cache_where_no_other_sequence_will_use_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefixes, "_USED", 0.5)  # this one has much room for branches, being short
+    monkeypatch.setattr(shared_cache, "_USED", 0.5)  # this one has much room for branches, being short
     engine, prompt = CocoaEngine(tiny_model("llama"), tiny_tokenizer()), tokens(1, 200)
     copies = []
     copy = KeyValues.prefix
@@ -346,7 +336,7 @@ _ids = st.lists(st.integers(0, 2), max_size=8)
 def test_the_cache_by_brute_force(sequences: list[list[int]], asked: list[int], slots: int) -> None:
     """Whatever is kept and asked for: within the bound, no entry begins another, the longest beginning is found."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefixes, "SHORTEST", 1)
+        patch.setattr(shared_cache, "SHORTEST", 1)
         cache = PrefixCache(slots * store_of([1]).nbytes)
         for ids in sequences:
             cache.keep(ids, store_of(ids))

@@ -1,21 +1,287 @@
-"""Attention over a sequence's slots is the plain formula over the slots that each token may see."""
+"""Source attention, and that on each passage, equal what eager attention weights say, in every backend."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedModel
 
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, passage_attention
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.execution.backends import Backend, TokenTree
+from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.forward import trial
 from cocoa_engine.execution.forward.attention import attend
-from cocoa_engine.execution.forward.base import Segment
-from cocoa_engine.execution.forward.kv_store import KeyValues
+from cocoa_engine.execution.forward.base import KeyValues, Segment
+from cocoa_engine.execution.forward.source_attention import SourceProbe, observer, of_segments
+from cocoa_engine.methods.retrieval_heads import source_heads
+from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.prompts import Passages
+from tests.helpers.alike import near
+from tests.helpers.attention import attention_weights, source_attention
+from tests.helpers.backends import PROMPTS, made
+from tests.helpers.in_threads import join, start
+from tests.helpers.inside import use_backend
+from tests.helpers.libraries import needs_kernels
+from tests.helpers.rivals import heads_file, heads_of
+from tests.helpers.tiny_models import ARCHITECTURES, tiny_model, tiny_tokenizer
+
+SEEN = ["llama", "mistral-sliding", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi", "gpt2"]
+PROMPT = PROMPTS[2]
+RANGES = (range(1, 6), range(8, 8), range(4, 12), range(12, 27), range(20, 25))
+
+
+def engine_on(model: PreTrainedModel, folder: Path, kind: str | None = None, linears: Any = "stock") -> CocoaEngine:
+    size = model.config.num_hidden_layers, model.config.num_attention_heads
+    config = CocoaConfig(decore_heads=heads_file(folder, *size, heads_of(model)), max_new_tokens=12, gamma=0.2)
+    engine = CocoaEngine(model, tiny_tokenizer(), config=config)
+    return engine if kind is None else use_backend(engine, made(model, kind, linears))
+
+
+def eager(model: PreTrainedModel, prompt: list[int], answer: list[int], ranges: Sequence[range]) -> torch.Tensor:
+    """The mean mass of the heads on each range, for each token of the answer: ``[tokens, ranges]``."""
+    weights = attention_weights(model, [*prompt, *answer])
+    by_head = torch.stack([weights[layer][0, head, len(prompt) :] for layer, head in heads_of(model)])
+    return torch.stack([by_head[..., one.start : one.stop].sum(-1).mean(dim=0) for one in ranges], dim=-1)
+
+
+def check(model: PreTrainedModel, prompt: list[int], answer: Generation, ranges: Sequence[range] = ()) -> None:
+    """Tokens, spans and chosen candidates have the masses of the weights on the prompt and on the ranges."""
+    usual = model.config._attn_implementation
+    expected = eager(model, prompt, answer.token_ids, (range(1, len(prompt)), *ranges))
+    assert source_attention(answer) == near(expected[:, 0].tolist())
+    assert float(expected[:, 0].min()) >= 0  # 0 where a window has left the prompt
+    start = 0
+    for span in answer.spans:
+        end = start + len(span.token_ids)
+        assert span.source_attention == near(float(expected[start:end, 0].mean()))
+        assert span.passage_attention == near(expected[start:end, 1:].mean(dim=0).tolist())
+        if span.chosen is not None and (kept := span.candidates[span.chosen]).token_ids == span.token_ids:
+            assert (kept.source_attention, kept.passage_attention) == (span.source_attention, span.passage_attention)
+        start = end
+    assert model.config._attn_implementation == usual
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", SEEN)
+def test_it_is_the_mass_of_the_attention_weights(architecture: str, tmp_path: Path) -> None:
+    """Of answers, with passages and without, and of given texts."""
+    model = tiny_model(architecture)
+    engine = engine_on(model, tmp_path)
+    answer = engine.generate(PROMPT)
+    assert any(span.candidates for span in answer.spans)
+    check(model, PROMPT, answer)
+    check(model, PROMPT, engine.generate(PROMPT, source=Passages(RANGES)), RANGES)
+    text = [9, 40, 77, 12, 150, 3, 200]
+    check(model, PROMPT, engine.score(PROMPT, text))
+    for one in engine.score(PROMPT, [text, text[:3]]):
+        check(model, PROMPT, one)
+
+
+OWN_ATTENTION = ["llama", "mistral-sliding", "gemma2", "gemma3_text"]
+WAYS = [
+    *(
+        pytest.param("mistral-sliding", kind, linears, marks=needs_kernels if linears == "native" else ())
+        for kind in ("static_lean", "lean", "modules")
+        for linears in ("stock", "transposed", "native")
+    ),
+    # a cache of a sliding layer has dropped the first keys of the longer prompts
+    *((name, kind, "stock") for kind in ("masked_modules", "copied_cache", "recompute") for name in OWN_ATTENTION),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "kind", "linears"), WAYS)
+def test_every_backend_measures_the_same(architecture: str, kind: str, linears: Any, tmp_path: Path) -> None:
+    """Sequences of one batch have other passages, or none."""
+    model = tiny_model(architecture)
+    engine = engine_on(model, tmp_path, kind, linears)
+    ranges: list[tuple[range, ...]] = [(range(1, 3), range(2, 7)), (), RANGES]
+    sources = [Passages(each) if each else None for each in ranges]
+    for prompt, answer, own in zip(PROMPTS, engine.generate_batch(PROMPTS, source=sources), ranges, strict=True):
+        check(model, prompt, answer, own)
+    alone, plain = engine.generate(PROMPT, source=Passages(RANGES)), engine.generate(PROMPT)
+    check(model, PROMPT, alone, RANGES)
+    check(model, PROMPT, plain)
+    # source attention keeps its definition
+    assert source_attention(alone) == near(source_attention(plain))
+
+
+@pytest.mark.parametrize("method", ["greedy", "decore", "dola", "diver"])
+def test_other_methods(method: str, tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    answer = engine_on(model, tmp_path).generate(PROMPT, method=method)
+    if method in ("greedy", "diver"):
+        check(model, PROMPT, answer)
+        return
+    # the prompt's last token is fed as a step, and is not in the source
+    expected, found = eager(model, PROMPT, answer.token_ids, [range(1, len(PROMPT))]), source_attention(answer)
+    assert all(value <= more + 1e-4 for value, more in zip(found, expected[:, 0].tolist(), strict=True))
+
+
+def test_heads_that_are_divided_among_processes_are_not_measured(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    file = engine_on(model, tmp_path).config.decore_heads
+    assert source_heads(file, LanguageModel(model)) == tuple(heads_of(model))
+    model.lm_head.weight.device_mesh = object()
+    assert source_heads(file, LanguageModel(model)) == ()
+
+
+@needs_kernels
+def test_methods_that_read_the_prompt_back_share_passes_with_others(tmp_path: Path) -> None:
+    engine = engine_on(tiny_model("llama"), tmp_path, "lean", "native")
+    alone = engine.generate(PROMPT)
+    other = start(lambda: [engine.generate(PROMPTS[0], method="diver") for _ in range(3)])
+    beside = [engine.generate(PROMPT) for _ in range(3)]
+    join([other])
+    for answer in beside:
+        assert source_attention(answer) == near(source_attention(alone))
+        assert all(len(span.token_source_attention) == len(span.token_ids) for span in answer.spans)
+
+
+def test_given_texts_streams_chats_and_texts(tmp_path: Path) -> None:
+    engine = engine_on(tiny_model("llama"), tmp_path)
+    engine.tokenizer.chat_template = "{% for m in messages %}{{ m.content | trim }}\n{% endfor %}"
+    source = ["the rain is near", "where is the sea"]
+    prompt = f"{source[0]}; {source[1]}; answering:\n"
+    ids = engine.encode(prompt)
+    answer = engine.generate(prompt, source=source)
+    places = [(prompt.index(text), prompt.index(text) + len(text)) for text in source]
+    inside = engine.generate(prompt, source=places)
+    chat = engine.chat([{"role": "user", "content": f"\n{prompt}  "}], source=[*source])
+    with engine.stream(ids, source=source) as stream:
+        streamed = list(stream)
+    with engine.stream_chat([{"role": "user", "content": prompt}], source=places) as stream:
+        streamed_chat = list(stream)
+    found = [span.passage_attention for span in answer.spans]
+    assert all(len(one) == 2 and min(one) > 0 for one in found)
+    for spans in (inside.spans, chat.spans, streamed, streamed_chat):
+        assert [span.passage_attention for span in spans] == [near(one) for one in found]
+    whole = engine.score(prompt, answer.token_ids, source=source).spans[0]
+    (among, _) = engine.score(prompt, [answer.token_ids, [9, 40]], source=source)
+    tokens = [len(span.token_ids) for span in answer.spans]
+    mean = [sum(n * one[p] for n, one in zip(tokens, found, strict=True)) / sum(tokens) for p in range(2)]
+    assert whole.passage_attention == near(mean)
+    assert among.spans[0].passage_attention == near(mean)
+    with pytest.raises(ConfigError, match="is not in the prompt"):
+        engine.generate(prompt, source=["the snow"])
+
+
+@contextmanager
+def counted(backend: Backend) -> Iterator[list[TokenTree]]:
+    """The sequences that a backend opens."""
+    opened: list[TokenTree] = []
+    with pytest.MonkeyPatch.context() as patch:
+        method = backend.open
+        patch.setattr(backend, "open", lambda *args: opened.extend(trees := method(*args)) or trees)
+        yield opened
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_an_answer_is_measured_alike_with_and_without_the_prefix_cache(architecture: str) -> None:
+    """While it is written, and when it is fed again, in tokens and in attention."""
+    prompt = [3 + 7 * number % 200 for number in range(90)]
+    source = Passages((range(5, 40), range(50, 80)))
+    measured: list[Generation] = []
+    for cache in (0, 64):
+        engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=cache))
+        measured += [engine.generate(prompt, source=source, max_new_tokens=8, gamma=0.2) for _ in range(2)]
+        shares = isinstance(engine.session.backend, SharedCache)
+        assert [bool(one.usage.cached_tokens) for one in measured[-2:]] == [False, bool(cache) and shares]
+        with counted(engine.session.backend) as opened:
+            again = passage_attention(engine, measured[-1], prompt, source)
+        assert again == [near(span.passage_attention) for span in measured[-1].spans]
+        assert [tree.cached_tokens for tree in opened] == ([len(prompt) - 1 if cache else 0] if shares else [])
+    first, *others = measured
+    for other in others:
+        assert other.token_ids == first.token_ids
+        for span, same in zip(other.spans, first.spans, strict=True):
+            assert span.passage_attention == near(same.passage_attention)
+
+
+def test_without_known_heads_it_is_that_of_heads_spread_over_the_layers() -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    answer = engine.generate(PROMPT, max_new_tokens=4, source=Passages(RANGES))
+    assert answer.source_heads == "spread"
+    for span in answer.spans:
+        assert len(span.passage_attention) == len(RANGES)
+        assert span.source_attention is not None
+        assert 0 < max(span.passage_attention) <= span.source_attention
+
+
+def test_segments_without_passages_get_zeros() -> None:
+    probe, bare = SourceProbe([(0, 1)], range(1, 5), [range(1, 3)]), SourceProbe([(0, 1)], range(1, 5))
+    for each, width in ((probe, 2), (bare, 3)):
+        each.take(0, torch.rand(1, width, 10), 0)
+    found, own = of_segments([(bare, 3), (None, 1), (probe, 2)]), probe.means()
+    assert found is not None
+    assert own is not None
+    assert found.shape == (6, 2)
+    assert found[:4, 1].abs().max() == found[3].abs().max() == 0 < found[:3, 0].min()
+    assert torch.equal(found[4:], own)
+    assert of_segments([(None, 3)]) is None
+
+
+def observe(probe: SourceProbe, length: int, layer: int, query: Any, keys: Any, **options: Any) -> Any:
+    """The means after the last two rows of a layer were observed."""
+    module: Any = SimpleNamespace(layer_idx=layer)
+    mask = options.pop("mask", None)
+    observer(probe, 2, length)(lambda *_, **__: None, module, query, keys, keys, mask, **options)
+    return probe.means()
+
+
+def test_layers_of_a_model_may_lie_on_several_devices() -> None:
+    """The mask of a layer has its dtype."""
+    probe = SourceProbe([(0, 0), (1, 0)], range(1, 4))
+    for layer, dtype in enumerate((torch.float32, torch.bfloat16)):
+        found = observe(probe, 6, layer, torch.randn(1, 4, 6, 8, dtype=dtype), torch.randn(1, 2, 6, 8, dtype=dtype))
+    assert found.shape == (2, 1)
+    assert found.isfinite().all()
+
+
+def test_masks_sinks_and_dropped_keys() -> None:
+    """The cache of the layer has dropped the first 3 of 13 keys; the mask of each head is its own."""
+    torch.manual_seed(0)
+    query, keys, sinks = torch.randn(4, 2, 8), torch.randn(2, 10, 8), torch.randn(4)
+    sees = torch.rand(4, 2, 10) < 0.7
+    sees[..., 0] = True
+    biases = torch.randn(4, 2, 10)
+    seen = torch.where(sees, 0.0, -torch.inf)
+    for mask, bias, added in ((sees, None, seen), (biases, None, biases), (sees, biases, seen + biases)):
+        probe = SourceProbe([(0, 0), (0, 3), (0, 7), (1, 0)], range(1, 6), [range(2), range(4, 6)])
+        options = {"scaling": 0.4, "s_aux": sinks, "mask": mask[None]}
+        options |= {} if bias is None else {"position_bias": bias[None]}
+        found = observe(probe, 13, 0, query[None], keys[None], **options)
+        masses = []
+        for head in (0, 3):  # there is no head 7, and no layer 1
+            scores = query[head] @ keys[head // 2].T * 0.4 + added[head]
+            weights = torch.cat([scores, sinks[head].expand(2, 1)], dim=-1).softmax(-1)
+            masses.append(torch.stack([weights[:, :3].sum(-1), torch.zeros(2), weights[:, 1:3].sum(-1)]))
+        torch.testing.assert_close(found, torch.stack(masses).mean(dim=0).T)
+
+
+def test_a_prompt_of_one_token_has_no_source(tmp_path: Path) -> None:
+    engine = engine_on(tiny_model("llama"), tmp_path)
+    short, long = engine.generate_batch([[5], PROMPT])
+    assert source_attention(short) == source_attention(engine.generate([5])) == []
+    assert source_attention(engine.score([5], [6, 7])) == []
+    assert source_attention(long) == near(source_attention(engine.generate(PROMPT)))
+
+
+# Attention over a sequence's slots is the plain formula over the slots that each token may see.
 
 NATIVE = [False] if trial.obstacle() else [False, True]
 
 
-def plain(segment: Segment, query: torch.Tensor, seen: list[list[int]], scale: float) -> torch.Tensor:
+def formula(segment: Segment, query: torch.Tensor, seen: list[list[int]], scale: float) -> torch.Tensor:
     keys, values = segment.store.read(0, segment.end)
     groups = query.shape[0] // keys.shape[0]
     rows = []
@@ -71,4 +337,4 @@ def test_attention_is_the_formula(
     ]
     for native in NATIVE:
         out = attend(segment, 0, query, scale=0.3, window=window, native=native)
-        torch.testing.assert_close(out, plain(segment, query, seen, 0.3), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(out, formula(segment, query, seen, 0.3), atol=1e-5, rtol=1e-5)

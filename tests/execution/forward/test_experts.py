@@ -122,23 +122,6 @@ def test_other_experts_are_left_to_the_modules(change: Any, reason: str) -> None
     assert reason in str(lean_obstacle(LanguageModel(model)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_changed_experts_are_noticed(backend: LinearBackend) -> None:
-    model = tiny_model("qwen3_moe")
-    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(linears=backend))
-    before = engine.generate(PROMPTS[0], max_new_tokens=8)
-    assert engine.info().forward == "lean"
-    for layer in model.model.layers:
-        if hasattr(layer.mlp, "experts"):
-            layer.mlp.experts.down_proj.data.mul_(-3)
-    after = engine.generate(PROMPTS[0], max_new_tokens=8)
-    fresh = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(forward="modules", linears="stock"))
-    assert engine.info().forward == "lean"
-    assert after.token_ids != before.token_ids
-    assert same(after, fresh.generate(PROMPTS[0], max_new_tokens=8))
-
-
 def test_experts_count_where_a_copy_of_the_weights_needs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("qwen3_moe").to(torch.bfloat16)
     size = sum(weight.nbytes for weight in linears._linear_weights(model))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
 
-from cocoa_engine.execution.backends import FeedRequest, build
+from cocoa_engine.execution.backends import FeedRequest
 from cocoa_engine.execution.backends.shared_cache import SharedCache
+from cocoa_engine.execution.forward.base import KeyValues
 from cocoa_engine.execution.forward.kernel_layers import MAX_ROWS, KernelLayers
-from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.execution.forward.lean import Lean
-from cocoa_engine.execution.forward.linears import LinearBackend
 from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.model.language_model import LanguageModel
+from tests.helpers.backends import close_to, opened, shared
 from tests.helpers.in_threads import threads
 from tests.helpers.libraries import needs_kernels
 from tests.helpers.tiny_models import NUM_LAYERS, tiny_model
@@ -36,10 +35,7 @@ WANTED = {
 }
 
 
-def shared(model: Any, linear_backend: LinearBackend = "native") -> SharedCache:
-    backend = build("lean", LanguageModel(model), linear_backend)
-    assert isinstance(backend, SharedCache)
-    return backend
+by_kernels = partial(shared, kind="lean", linear_backend="native")
 
 
 def lean(backend: SharedCache) -> Lean:
@@ -49,9 +45,7 @@ def lean(backend: SharedCache) -> Lean:
 
 def outputs(backend: SharedCache, capture: CaptureSpec) -> list[torch.Tensor]:
     """Two sequences in shared passes, a branch of each kept, and one more step on what was kept."""
-    trees = backend.open(PROMPTS, 16, capture)
-    for tree in trees:
-        backend.prefill(tree)
+    trees = [opened(backend, prompt, 16, capture) for prompt in PROMPTS]
     found: list[torch.Tensor] = []
 
     def step(asked: Sequence[FeedRequest]) -> None:
@@ -77,7 +71,7 @@ def assert_as_written_out(backend: SharedCache, capture: CaptureSpec, monkeypatc
     expected = outputs(backend, capture)
     assert len(calls) == 3
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+        close_to(one, other)
 
 
 @pytest.mark.slow
@@ -86,28 +80,25 @@ def assert_as_written_out(backend: SharedCache, capture: CaptureSpec, monkeypatc
 def test_the_same_as_the_written_out_pass(
     architecture: str, capture: CaptureSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert_as_written_out(shared(tiny_model(architecture)), capture, monkeypatch)
+    assert_as_written_out(by_kernels(tiny_model(architecture)), capture, monkeypatch)
 
 
 def test_layers_with_and_without_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = ["full_attention", "sliding_attention"] * (NUM_LAYERS // 2)
     model = tiny_model("qwen2", use_sliding_window=True, sliding_window=8, layer_types=kinds)
-    assert_as_written_out(shared(model), WANTED["middle"], monkeypatch)
+    assert_as_written_out(by_kernels(model), WANTED["middle"], monkeypatch)
 
 
 def test_weights_copied_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_as_written_out(shared(tiny_model("llama"), "bfloat16"), WANTED["middle"], monkeypatch)
+    assert_as_written_out(shared(tiny_model("llama"), "lean", "bfloat16"), WANTED["middle"], monkeypatch)
 
 
 def test_layers_of_several_widths_go_the_other_way() -> None:
     model = tiny_model("llama")
     mlp = model.model.layers[0].mlp
-    mlp.gate_proj, mlp.up_proj, mlp.down_proj = (
-        torch.nn.Linear(32, 24, bias=False),
-        torch.nn.Linear(32, 24, bias=False),
-        torch.nn.Linear(24, 32, bias=False),
-    )
-    backend = shared(model.eval())
+    mlp.gate_proj, mlp.up_proj = (torch.nn.Linear(32, 24, bias=False) for _ in range(2))
+    mlp.down_proj = torch.nn.Linear(24, 32, bias=False)
+    backend = by_kernels(model.eval())
     assert lean(backend).kernels is None
     assert all(torch.isfinite(tensor).all() for tensor in outputs(backend, WANTED["middle"]))
 
@@ -115,29 +106,21 @@ def test_layers_of_several_widths_go_the_other_way() -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_row_is_the_same_to_the_bit_whatever_is_fed_with_it(count: int) -> None:
     with threads(count):
-        backend = shared(tiny_model("llama"))
-        capture = WANTED["middle"]
-        (tree,) = backend.open(PROMPTS[:1], 64, capture)
-        backend.prefill(tree)
+        backend = by_kernels(tiny_model("llama"))
+        first, alone, pair = (opened(backend, PROMPTS[0], 64) for _ in range(3))
         paths = [(token,) for token in range(20, 40)]
-        (together,) = backend.step([(tree, paths)])
-        (alone, pair) = backend.open([PROMPTS[0], PROMPTS[0]], 64, capture)
-        for other in (alone, pair):
-            backend.prefill(other)
-        (first,) = backend.step([(alone, paths)])
-        assert torch.equal(first.logits, together.logits)
-        (second, third) = backend.step([(alone, [(50,)]), (pair, paths)])
-        assert torch.equal(third.logits, together.logits)
-        assert torch.equal(third.hidden, together.hidden)
-        assert second.logits.shape == (1, together.logits.shape[1])
+        (together,) = backend.step([(first, paths)])
+        assert torch.equal(backend.step([(alone, paths)])[0].logits, together.logits)
+        beside, again = backend.step([(alone, [(50,)]), (pair, paths)])
+        assert torch.equal(again.logits, together.logits)
+        assert torch.equal(again.hidden, together.hidden)
+        assert beside.logits.shape == (1, together.logits.shape[1])
 
 
 def test_many_tokens_go_the_other_way() -> None:
-    backend = shared(tiny_model("llama"))
-    kernels = lean(backend).kernels
+    backend = by_kernels(tiny_model("llama"))
+    kernels, tree = lean(backend).kernels, opened(backend, PROMPTS[0], 2 * MAX_ROWS)
     assert kernels is not None
-    (tree,) = backend.open(PROMPTS[:1], 2 * MAX_ROWS, WANTED["middle"])
-    backend.prefill(tree)
     paths = [(token,) for token in range(20, 21 + MAX_ROWS)]
     assert kernels.leaves([tree.segment(paths[:-1])]) is not None
     assert kernels.leaves([tree.segment(paths)]) is None
@@ -160,9 +143,8 @@ def test_slots_are_moved_as_torch_moves_them() -> None:
 
 
 def test_a_store_that_grew_is_found_again() -> None:
-    backend = shared(tiny_model("llama"))
-    (tree,) = backend.open(PROMPTS[:1], 1, WANTED["middle"])
-    backend.prefill(tree)
+    backend = by_kernels(tiny_model("llama"))
+    tree = opened(backend, PROMPTS[0], 1)
     backend.step([(tree, [(7,)])])
     known = tree.store.pointers
     assert known is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from cocoa_engine.execution.forward.linears import FastLinear
 from cocoa_engine.execution.forward.static import StaticLean, StaticStore
 from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer
 from cocoa_engine.model.language_model import LanguageModel
-from tests.helpers.backends import PROMPTS, WANTED, made, plain, same
+from tests.helpers.backends import PROMPTS, close_to, made, opened, plain, same, shared, step
 from tests.helpers.in_threads import together
 from tests.helpers.inside import use_backend
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -38,19 +38,7 @@ def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static, "GRAIN", 16)
 
 
-def backend_of(model: PreTrainedModel, kind: str = "static_lean") -> SharedCache:
-    backend = build(kind, LanguageModel(model), "transposed")
-    assert isinstance(backend, SharedCache)
-    return backend
-
-
-def opened(
-    backend: SharedCache, prompt: Sequence[int], reserve_tokens: int = 32, capture: CaptureSpec = WANTED
-) -> SharedTree:
-    (tree,) = backend.open([prompt], reserve_tokens, capture)
-    backend.prefill(tree)
-    assert isinstance(tree, SharedTree)
-    return tree
+backend_of = partial(shared, kind="static_lean")
 
 
 def steps_of(tree: SharedTree) -> list[tuple[int, int]]:
@@ -64,94 +52,72 @@ def forward_of(backend: SharedCache) -> StaticLean:
     return backend.forward
 
 
-def close_to(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
-
-
-def tree_paths(width: int) -> list[list[Path]]:
-    """A tree that is that wide, and its continuation without the second branch."""
-    first = [(10 + number,) for number in range(width)]
-    return [first, [(*path, 100) for path in first if path != (11,)]]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("final", ["post_norm", "pre_norm"])
 @pytest.mark.parametrize("architecture", FAMILY)
 def test_a_tree_gives_the_lean_pass_and_the_plain_one(architecture: str, final: FinalLayer) -> None:
     model = tiny_model(architecture)
-    capture = CaptureSpec(2, 6, final)
     for width in (1, 2, 4, 7):
+        first: list[Path] = [(10 + number,) for number in range(width)]
+        second: list[Path] = [(*path, 100) for path in first if path != (11,)]
         outputs: list[list[Tensor]] = []
         for kind in ("static_lean", "lean"):
-            backend = backend_of(model, kind)
-            tree = opened(backend, PROMPTS[0], capture=capture)
-            said = []
-            for paths in tree_paths(width):
-                said += [*backend.step([(tree, paths)])[0][:2]]
-            tree.commit(paths[-1])
-            said += [*backend.step([(tree, [(150,), (151,)])])[0][:2]]
+            backend = shared(model, kind)
+            tree = opened(backend, PROMPTS[0], capture=CaptureSpec(2, 6, final))
+            said = [*backend.step([(tree, first)])[0][:2], *backend.step([(tree, second)])[0][:2]]
+            tree.commit(second[-1])
+            outputs.append([*said, *backend.step([(tree, [(150,), (151,)])])[0][:2]])
             if kind == "static_lean":
                 assert max(steps_of(tree))[0] == (4 if width <= 4 else 8)
-            outputs.append(said)
             tree.close()
         for actual, expected in zip(*outputs, strict=True):
             close_to(actual, expected)
-        text = [*PROMPTS[0], *paths[-1], 151]
-        close_to(outputs[0][4][1], plain(model, text))
+        close_to(outputs[0][4][1], plain(model, [*PROMPTS[0], *second[-1], 151]))
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding"])
 def test_a_tip_and_its_continuation_in_one_step(architecture: str) -> None:
-    model = tiny_model(architecture)
-    backend = backend_of(model)
+    backend = backend_of(tiny_model(architecture))
     tree = opened(backend, PROMPTS[0])
     (output,) = backend.step([(tree, [(10,), (10, 20), (11,), (10, 20, 30)])])
-    close_to(output.logits[3], plain(model, [*PROMPTS[0], 10, 20, 30]))
+    close_to(output.logits[3], plain(backend.model.model, [*PROMPTS[0], 10, 20, 30]))
     assert steps_of(tree) == [(4, 16)]
     tree.commit((10,), keep_rest=True)
-    (output,) = backend.step([(tree, [(20, 30, 40)])])
-    close_to(output.logits[0], plain(model, [*PROMPTS[0], 10, 20, 30, 40]))
+    step(backend, tree, (20, 30, 40))
 
 
 def test_wider_and_deeper_than_the_largest_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("llama")
-    backend = backend_of(model)
+    backend = backend_of(tiny_model("llama"))
     tree = opened(backend, PROMPTS[0], reserve_tokens=80)
-    (output,) = backend.step([(tree, [(token,) for token in range(10, 43)])])
+    step(backend, tree, *[(token,) for token in range(10, 43)])
     assert steps_of(tree) == []
-    close_to(output.logits[32], plain(model, [*PROMPTS[0], 42]))
-    tree.commit((42,))
     monkeypatch.setattr(static, "DEPTHS", (2,))
-    path: Path = ()
-    for token in (60, 61, 62, 63):
-        path = (*path, token)
+    for depth in range(1, 5):
+        path = tuple(range(60, 60 + depth))
         (output,) = backend.step([(tree, [path])])
-        close_to(output.logits[0], plain(model, [*PROMPTS[0], 42, *path]))
+        close_to(output.logits[0], plain(backend.model.model, [*PROMPTS[0], 42, *path]))
     assert steps_of(tree) == [(1, 16)]
 
 
 def test_a_batch_of_sequences_then_each_alone() -> None:
     """Batches run the lean pass over the same slots that single steps write to."""
-    model = tiny_model("llama")
-    backend = backend_of(model)
+    backend = backend_of(tiny_model("llama"))
     trees = [opened(backend, prompt) for prompt in PROMPTS]
-    texts = [list(prompt) for prompt in PROMPTS]
-    for round_number in range(6):
-        token = 40 + 2 * round_number
-        asked = [(tree, [(token,), (token + 1,)]) for tree in trees]
-        together = round_number % 2 == 0
-        outputs = backend.step(asked) if together else [backend.step([each])[0] for each in asked]
-        for tree, text, output in zip(trees, texts, outputs, strict=True):
-            close_to(output.logits[1], plain(model, [*text, token + 1]))
+    for token in range(40, 52, 2):
+        if token % 4:
+            for tree in trees:
+                step(backend, tree, (token,), (token + 1,))
+            continue
+        outputs = backend.step([(tree, [(token,), (token + 1,)]) for tree in trees])
+        for tree, output in zip(trees, outputs, strict=True):
+            close_to(output.logits[1], plain(backend.model.model, [*tree.token_ids, token + 1]))
             tree.commit((token + 1,))
-            text.append(token + 1)
     assert all(steps_of(tree) for tree in trees)
 
 
 def test_results_outlive_the_steps_that_follow() -> None:
     """Two sequences in turn: neither changes what the other was told."""
-    model = tiny_model("llama")
-    backend = backend_of(model)
+    backend = backend_of(tiny_model("llama"))
     trees = [opened(backend, PROMPTS[0]), opened(backend, PROMPTS[1])]
     outputs = [backend.step([(tree, [(10,), (11,)])])[0] for tree in trees]
     kept = [(output.logits.clone(), output.hidden.clone()) for output in outputs]
@@ -162,10 +128,9 @@ def test_results_outlive_the_steps_that_follow() -> None:
 
 
 def test_a_store_and_its_steps_serve_the_next_sequence() -> None:
-    model = tiny_model("llama")
-    backend = backend_of(model)
+    backend = backend_of(tiny_model("llama"))
     tree = opened(backend, PROMPTS[2])
-    backend.step([(tree, [(10,), (11,)])])
+    step(backend, tree, (10,), (11,))
     store = tree.store
     assert isinstance(store, StaticStore)
     assert store.data is not None
@@ -174,35 +139,25 @@ def test_a_store_and_its_steps_serve_the_next_sequence() -> None:
     tree.close()
     made = list(store.steps.values())
     assert made
-
     again = opened(backend, PROMPTS[0])
     assert again.store is store
     assert not store.data[:, :, :, len(PROMPTS[0]) :].any()  # nothing of the former sequence
-    (output,) = backend.step([(again, [(10,), (11,)])])
-    close_to(output.logits[1], plain(model, [*PROMPTS[0], 11]))
-    beside = opened(backend, PROMPTS[0])
-    assert beside.store is not store
+    step(backend, again, (10,), (11,))
+    assert opened(backend, PROMPTS[0]).store is not store
     assert all(step in store.steps.values() for step in made)
 
 
-def test_the_pool_is_bounded_and_gives_the_store_that_fits_best() -> None:
-    backend = backend_of(tiny_model("llama"))
-    forward = forward_of(backend)
+def test_the_pool_is_bounded_and_gives_the_store_that_fits_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = forward_of(backend_of(tiny_model("llama")))
     stores = [forward.new_store(capacity) for capacity in (30, 100, 60, 20, 90)]
     assert [store.capacity for store in stores] == [32, 112, 64, 32, 96]
     for store in stores:
         forward.release(store)
         forward.release(store)
     assert forward.new_store(200) not in stores
-    assert forward.new_store(33) is stores[2]
-    assert forward.new_store(10) is stores[3]
-    assert forward.new_store(10) is stores[4]
-    assert forward.new_store(10) is stores[1]
+    assert [stores.index(forward.new_store(size)) for size in (33, 10, 10, 10)] == [2, 3, 4, 1]
     assert forward.new_store(10) not in stores  # the one used longest ago is gone
-
-
-def test_large_stores_are_not_hoarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = forward_of(backend_of(tiny_model("llama")))
+    # large stores are not hoarded
     stores = [forward.new_store(32) for _ in range(3)]
     monkeypatch.setattr(static, "MAX_IDLE_BYTES", stores[0].nbytes - 1)
     for store in stores:
@@ -213,31 +168,23 @@ def test_large_stores_are_not_hoarded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_store_keeps_a_bounded_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static, "MAX_STEPS", 3)
-    model = tiny_model("llama")
-    backend = backend_of(model)
+    backend = backend_of(tiny_model("llama"))
     tree = opened(backend, PROMPTS[0])
     for width in (1, 4, 8, 16, 1):
-        (output,) = backend.step([(tree, [(token,) for token in range(10, 10 + width)])])
-        close_to(output.logits[-1], plain(model, [*PROMPTS[0], 9 + width]))
+        step(backend, tree, *[(token,) for token in range(10, 10 + width)])
         tree.close()
         tree = opened(backend, PROMPTS[0])
     assert [width for width, _ in steps_of(tree)] == [1, 8, 16]
 
 
 def test_a_store_that_grew_goes_on_without_steps() -> None:
-    model = tiny_model("llama")
-    backend = backend_of(model)
+    backend = backend_of(tiny_model("llama"))
     tree = opened(backend, PROMPTS[0], reserve_tokens=2)  # 16 slots
-    text = list(PROMPTS[0])
     for token in range(20, 32):
-        (output,) = backend.step([(tree, [(token,), (token + 1,)])])
-        close_to(output.logits[1], plain(model, [*text, token + 1]))
-        tree.commit((token + 1,))
-        text.append(token + 1)
+        step(backend, tree, (token,), (token + 1,))
     store = tree.store
     assert isinstance(store, StaticStore)
-    assert store.data is None
-    assert not store.steps
+    assert (store.data, store.steps) == (None, {})
     tree.close()
     assert forward_of(backend).new_store(16) is not store
 
@@ -265,53 +212,33 @@ def test_whole_generations(architecture: str, boundary: str) -> None:
 
 
 def test_prefixes_of_other_sequences_are_copied_into_pooled_stores() -> None:
-    model = tiny_model("llama")
-    backend = build("static_lean", LanguageModel(model), "transposed", 2**20)
+    backend = build("static_lean", LanguageModel(tiny_model("llama")), "transposed", 2**20)
     assert isinstance(backend, SharedCache)
     prompt = [3 + number % 200 for number in range(100)]
     opened(backend, prompt).close()
     tree = opened(backend, [*prompt, 7, 8])
     assert tree.cached_tokens == len(prompt)
-    (output,) = backend.step([(tree, [(10,), (11,)])])
+    step(backend, tree, (10,), (11,))
     assert steps_of(tree)
-    close_to(output.logits[1], plain(model, [*prompt, 7, 8, 11]))
 
 
-def test_changed_weights_make_new_steps() -> None:
+def test_steps_of_other_weights_and_under_inference_mode() -> None:
+    """Changed weights make new steps; the pool keeps no model alive."""
     model = tiny_model("llama")
-    before = backend_of(model)
-    tree = opened(before, PROMPTS[0])
-    before.step([(tree, [(10,)])])
-    tree.close()
-    with torch.no_grad():
-        model.model.layers[2].mlp.up_proj.weight.mul_(-2)
-    after = backend_of(model)
-    tree = opened(after, PROMPTS[0])
-    (output,) = after.step([(tree, [(10,)])])
-    close_to(output.logits[0], plain(model, [*PROMPTS[0], 10]))
-
-
-def test_the_pool_does_not_keep_the_model_alive() -> None:
-    model = tiny_model("llama")
-    backend = backend_of(model)
-    tree = opened(backend, PROMPTS[0])
-    backend.step([(tree, [(10,)])])
-    tree.close()
+    for _ in range(2):
+        backend = backend_of(model)
+        with torch.inference_mode():
+            tree = opened(backend, PROMPTS[0])
+            backend.step([(tree, [(10,), (11,)])])
+            tree.commit((11,))
+        step(backend, tree, (12,))
+        tree.close()
+        with torch.no_grad():
+            model.model.layers[2].mlp.up_proj.weight.mul_(-2)
     alive = weakref.ref(model)
     del model, backend, tree
     gc.collect()
     assert alive() is None
-
-
-def test_made_and_used_under_inference_mode() -> None:
-    model = tiny_model("llama")
-    backend = backend_of(model)
-    with torch.inference_mode():
-        tree = opened(backend, PROMPTS[0])
-        backend.step([(tree, [(10,), (11,)])])
-        tree.commit((11,))
-    (output,) = backend.step([(tree, [(12,)])])
-    close_to(output.logits[0], plain(model, [*PROMPTS[0], 11, 12]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -319,7 +246,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
     model = tiny_model("llama").to(dtype)
     outputs = []
     for kind in ("static_lean", "lean"):
-        backend = backend_of(model, kind)
+        backend = shared(model, kind)
         tree = opened(backend, PROMPTS[0])
         outputs.append(backend.step([(tree, [(10,), (11,)])])[0])
     assert outputs[0].logits.dtype == outputs[0].hidden.dtype == torch.float32
@@ -371,16 +298,13 @@ def test_linear_layers_that_write_their_part_of_one_result(bias: bool) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there the capture succeeds")
 def test_a_capture_that_fails_is_logged_once_and_changes_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    model = tiny_model("llama")
     with caplog.at_level(logging.WARNING, logger="cocoa_engine"):
-        backend = backend_of(model)
+        backend = backend_of(tiny_model("llama"))
         forward_of(backend).captures = True  # which a machine without a GPU cannot
         for _ in range(2):
             tree = opened(backend, PROMPTS[0])
             for token in (10, 11):
-                (output,) = backend.step([(tree, [(token,), (token + 1,)])])
-                tree.commit((token + 1,))
-            close_to(output.logits[0], plain(model, [*PROMPTS[0], 11, 11]))
+                step(backend, tree, (token,), (token + 1,))
             assert backend.forward_name == "lean"
             tree.close()
     (record,) = caplog.records
@@ -466,4 +390,4 @@ class TestOnAGpu:
             del tree
             forward_of(backend).drop_idle()
             gc.collect()
-        assert not forward_of(backend).failed
+        assert backend.forward_name == "static_lean"

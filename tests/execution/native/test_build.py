@@ -87,26 +87,16 @@ def start_again(monkeypatch: pytest.MonkeyPatch, *, compiles: bool) -> None:
 
 
 @needs_kernels
-def test_it_is_built_once(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trial.obstacle() is None
+def test_it_is_built_once_for_each_source(anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_again(monkeypatch, compiles=True)
     (made,) = libraries(anew)
     written = made.stat().st_mtime_ns
-    build._built.cache_clear()
-    monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("it is there already"))
-    assert build.built().handle is not None
+    start_again(monkeypatch, compiles=False)
     assert made.stat().st_mtime_ns == written
-
-
-@needs_kernels
-def test_other_sources_and_other_processors_have_libraries_of_their_own(
-    anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     changed = tmp_path / "kernels.cpp"
     changed.write_text(build.SOURCE.read_text() + "// changed\n")
-    assert build.built().handle is not None
     monkeypatch.setattr(build, "SOURCE", changed)
-    build._built.cache_clear()
-    assert build.built().handle is not None
+    start_again(monkeypatch, compiles=True)
     assert len(libraries(anew)) == 2
 
 
@@ -125,13 +115,18 @@ def test_processes_that_build_at_once_both_have_it(
 
 
 @needs_kernels
-def test_a_folder_that_cannot_be_written_is_no_obstacle(
-    anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("why", ["no folder", "no home"])
+def test_without_the_cache_directory_they_are_kept_with_temporary_files(
+    why: str, anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    anew.write_text("a file where the folder should be")
+    if why == "no home":
+        monkeypatch.setenv(CACHE_VARIABLE, "~nobody-of-that-name/cache")
+    else:
+        anew.write_text("a file where the folder should be")
     with caplog.at_level(logging.INFO, logger="cocoa_engine"):
         assert trial.obstacle() is None
-    assert "not kept in the cache directory" in caplog.text
+    assert ("not kept in the cache directory" in caplog.text) == (why == "no folder")
+    assert list(temporary_folder().rglob("kernels*.so"))
     start_again(monkeypatch, compiles=False)
 
 
@@ -160,14 +155,7 @@ def replace_by_another(library: Path) -> None:
         (lambda library: library.chmod(0o666), "other users could write it"),
         (lambda library: library.with_suffix(".sha256").chmod(0o666), "other users could write it"),
     ],
-    ids=[
-        "truncated",
-        "another",
-        "no checksum",
-        "odd checksum",
-        "writable",
-        "checksum writable",
-    ],
+    ids=["truncated", "another", "no checksum", "odd checksum", "writable", "checksum writable"],
 )
 def test_a_library_that_is_not_as_it_was_built_is_built_again(
     damage: Callable[[Path], Any],
@@ -188,34 +176,33 @@ def test_a_library_that_is_not_as_it_was_built_is_built_again(
 
 
 @needs_kernels
-def test_a_folder_that_others_could_write_to_is_closed_to_them(
-    anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("owner", "said"),
+    [
+        (None, "other users could write to"),
+        pytest.param(
+            12345,
+            "belongs to another user",
+            marks=pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away"),
+        ),
+    ],
+)
+def test_a_folder_that_others_could_write_to_is_closed_to_them_or_left(
+    owner: int | None, said: str, anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = anew / build.FOLDER
     folder.mkdir(parents=True)
-    folder.chmod(0o777)
+    if owner is None:
+        folder.chmod(0o777)
+    else:
+        os.chown(folder, owner, owner)
     with caplog.at_level(logging.WARNING, logger="cocoa_engine"):
         start_again(monkeypatch, compiles=True)
     (record,) = caplog.records
-    assert "other users could write to" in record.message
+    assert said in record.message
     assert not folder.stat().st_mode & 0o022
-    start_again(monkeypatch, compiles=False)
-
-
-@needs_kernels
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
-def test_in_a_folder_of_another_user_nothing_is_kept(
-    anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = anew / build.FOLDER
-    folder.mkdir(parents=True)
-    os.chown(folder, 12345, 12345)
-    with caplog.at_level(logging.WARNING, logger="cocoa_engine"):
-        start_again(monkeypatch, compiles=True)
-    (record,) = caplog.records
-    assert "belongs to another user" in record.message
-    assert not list(folder.iterdir())
-    assert list(temporary_folder().glob("*.so"))
+    assert bool(libraries(anew)) == (owner is None)
+    assert bool(list(temporary_folder().glob("*.so"))) == (owner is not None)
     start_again(monkeypatch, compiles=False)
 
 
@@ -302,13 +289,6 @@ def test_they_are_not_built_where_others_could_exchange_them(
 
 
 @needs_kernels
-def test_without_a_home_they_are_kept_with_temporary_files(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, "~nobody-of-that-name/cache")
-    assert trial.obstacle() is None
-    assert list(temporary_folder().glob("kernels/*.so"))
-
-
-@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_the_trial_is_the_same_whatever_torch_s_defaults(anew: Path, dtype: torch.dtype) -> None:
     before = torch.get_default_dtype()
@@ -320,43 +300,46 @@ def test_the_trial_is_the_same_whatever_torch_s_defaults(anew: Path, dtype: torc
         torch.set_default_dtype(before)
 
 
-def no_compiler(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
-    monkeypatch.setattr(shutil, "which", lambda _: None)
+def no_compiler(patch: pytest.MonkeyPatch, _: Path) -> None:
+    patch.setattr(shutil, "which", lambda _: None)
 
 
-def broken_source(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    source = folder / "broken.cpp"
-    source.write_text("int main( { return 0; }\n")
-    monkeypatch.setattr(build, "SOURCE", source)
+def other_processor(patch: pytest.MonkeyPatch, _: Path) -> None:
+    patch.setattr(platform, "machine", lambda: "riscv64")
 
 
-def other_processor(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+def source(text: str) -> Callable[[pytest.MonkeyPatch, Path], None]:
+    def spoil(patch: pytest.MonkeyPatch, folder: Path) -> None:
+        (folder / "other.cpp").write_text(text)
+        patch.setattr(build, "SOURCE", folder / "other.cpp")
+
+    return spoil
 
 
-def other_openmp(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    source = folder / "other.cpp"
-    source.write_text('extern "C" void GOMP_not_there(); extern "C" void cocoa_linear() { GOMP_not_there(); }\n')
-    monkeypatch.setattr(build, "SOURCE", source)
+BROKEN = "int main( { return 0; }\n"
+OTHER_OPENMP = 'extern "C" void GOMP_not_there(); extern "C" void cocoa_linear() { GOMP_not_there(); }\n'
 
 
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
         pytest.param(no_compiler, "install GCC", id="no compiler"),
-        pytest.param(broken_source, "could not compile", id="broken", marks=needs_kernels),
+        pytest.param(source(BROKEN), "could not compile", id="broken", marks=needs_kernels),
         pytest.param(other_processor, "Linux on riscv64", id="other processor", marks=needs_kernels),
-        pytest.param(other_openmp, "OpenMP", id="other OpenMP", marks=needs_kernels),
+        pytest.param(source(OTHER_OPENMP), "OpenMP", id="other OpenMP", marks=needs_kernels),
     ],
 )
 def test_without_kernels_torch_does_the_work(
-    spoil: object, said: str, anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spoil: Callable[[pytest.MonkeyPatch, Path], None],
+    said: str,
+    anew: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, prompt = tiny_model("llama"), [5, 6, 7]
-    stock = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(linears="stock"))
-    expected = stock.generate(prompt, max_new_tokens=12)
+    stock = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears="stock"))
+    expected = stock.generate([5, 6, 7], max_new_tokens=12)
     forget()
-    spoil(monkeypatch, tmp_path)  # type: ignore[operator]
+    spoil(monkeypatch, tmp_path)
     reason = trial.obstacle()
     assert reason is not None
     assert said in reason
@@ -364,8 +347,7 @@ def test_without_kernels_torch_does_the_work(
     info = engine.info()
     assert info.linears == ("packed" if linears.can_pack() else "transposed")
     assert info.native_obstacle == reason
-    answer = engine.generate(prompt, max_new_tokens=12)
-    assert answer.token_ids == expected.token_ids
+    assert engine.generate([5, 6, 7], max_new_tokens=12).token_ids == expected.token_ids
 
 
 @needs_kernels

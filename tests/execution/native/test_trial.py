@@ -9,7 +9,7 @@ import pytest
 
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.execution.forward import trial
-from cocoa_engine.execution.native import build, operators, structures
+from cocoa_engine.execution.native import build, operators
 from tests.helpers.libraries import MULTIPLIES_PAIRS, compiled, forget, needs_kernels
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -101,8 +101,8 @@ def test_a_broken_kernel_leaves_the_work_to_torch(broken: Callable[[int], None])
 def test_python_and_the_kernels_lay_out_structures_alike() -> None:
     layout = operators.handle().cocoa_layout
     layout.argtypes, layout.restype = [ctypes.c_char_p], ctypes.c_long
-    expected = {f"Kind.{name}": number for name, number in structures.KINDS.items()}
-    for structure in vars(structures).values():
+    expected = {f"Kind.{name}": number for name, number in operators.KINDS.items()}
+    for structure in vars(operators).values():
         if isinstance(structure, type) and issubclass(structure, ctypes.Structure):
             expected[structure.__name__] = ctypes.sizeof(structure)
             for field, *_ in structure._fields_:

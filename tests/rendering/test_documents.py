@@ -29,14 +29,11 @@ OTHER = generation((" Rome", 0.7), (" is it.", 0.1), method="cocoa-sig")
 
 
 @pytest.mark.parametrize("format", DOCUMENTS)
-def test_every_format_shows_both_answers_and_the_title(format):
+def test_every_format_shows_both_answers_and_the_title_and_says_where_risks_are_not_comparable(format):
     document = FIRST.render(format, compared=[OTHER], title="Which city?")
     for part in ("Paris", "Rome", "Which", "greedy", "cocoa-sig"):
         assert part in document
 
-
-@pytest.mark.parametrize("format", DOCUMENTS)
-def test_every_format_says_where_risks_are_not_comparable(format):
     def words(*answers):
         document = answers[0].render(format, compared=answers[1:])
         return " ".join(unescape(re.sub("<.*?>", " ", document)).split())
@@ -298,14 +295,12 @@ def test_the_legend_says_what_the_levels_are() -> None:
     assert raw.of_class("cocoa-legend") == []
 
 
-def test_answers_without_a_word() -> None:
+def test_answers_and_risk_points_without_a_word() -> None:
     for text in ("", " ", "\n\n"):
         page = Both(generation(*([(text, 0.9)] if text else [])).to_html())
         assert answer_in(page) == answer_in(page.details) == text
         assert page.of_class("cocoa-span") == []
-
-
-def test_a_risk_point_without_a_word_can_be_pointed_at_and_adds_no_text() -> None:
+    # a risk point without a word can be pointed at, and adds no text
     ended = generation(("Yes.", 0.8), ("", 0.9), candidates=[CANDIDATES[2]])
     page = Both(ended.to_html()).details
     assert answer_in(page) == "Yes."

@@ -55,8 +55,6 @@ def test_the_curve_of_a_chat_and_of_a_scored_text(engine: CocoaEngine) -> None:
     curve = engine.layer_profile(engine.encode_chat(messages), answer, 0)
     assert_curve(curve, answer.spans[0])
     assert engine.layer_profile(messages, answer, 0) == curve
-    with pytest.raises(PromptError, match="the answer's prompt had"):
-        engine.layer_profile([*messages, {"role": "assistant", "content": "Frank"}], answer, 0)
     scored = engine.score(PROMPT, " red and blue")
     assert_curve(engine.layer_profile(PROMPT, scored, 0), scored.spans[0])
 
@@ -77,8 +75,10 @@ def test_the_curve_of_what_is_not_there_is_refused(engine: CocoaEngine) -> None:
         engine.layer_profile(PROMPT, answer, len(answer.spans))
     with pytest.raises(ConfigError, match="no such span"):
         engine.layer_profile(PROMPT, answer, generation(("x", 0.8)).spans[0])
-    with pytest.raises(PromptError, match="prompt had 5 tokens, this one has 8"):
-        engine.layer_profile(PROMPT + " red and blue", answer, 0)
+    messages = [{"role": "user", "content": "Who wrote Dune?"}]
+    for prompt, tokens in ((PROMPT + " red and blue", 8), (messages, len(engine.encode_chat(messages)))):
+        with pytest.raises(PromptError, match=f"the answer's prompt had 5 tokens, this one has {tokens}"):
+            engine.layer_profile(prompt, answer, 0)
 
 
 def test_figures_of_a_real_answer(engine: CocoaEngine) -> None:

@@ -361,15 +361,9 @@ def test_labels_of_a_run(folder: Path, tmp_path: Path) -> None:
     shown = (folder / "judged.md").read_text()
     assert "- judge and ann: 1.000" in shown.split("about truth:")[1]
     assert f"- judge and bob: {by_bob['kappa']:.3f}" in shown.split("about informativeness:")[1]
-
-
-def test_an_empty_answer_has_labels_but_no_verdict(folder: Path, tmp_path: Path) -> None:
-    rows = rows_of(folder)
-    rows[0]["answer"] = ""
-    write_jsonl(folder / SAMPLES, rows)
-    labels = [{"arm": row["arm"], "id": row["id"], "ann": "1"} for row in rows]
-    results = judge_run(folder, RuleJudge(rule=_long_is_true), labels=write_labels(tmp_path / "labels.csv", labels))
-    found = results["agreement"]["truth"]
+    rows_with_empty = [{**row, "answer": row["answer"] if number else ""} for number, row in enumerate(rows_of(folder))]
+    write_jsonl(folder / SAMPLES, rows_with_empty)  # an empty answer has labels, but no verdict
+    found = judge_run(folder, RuleJudge(rule=_long_is_true), labels=labels)["agreement"]["truth"]
     assert found["labelled"] == {"ann": len(rows)}
     assert found["judge"]["ann"]["pairs"] == len(rows) - 1
 

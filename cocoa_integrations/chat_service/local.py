@@ -234,8 +234,8 @@ class PreparedCall:
         """The answer that a generation is.
 
         Of an answer that was streamed, ``reading`` is the parsed text, and ``growing`` has the ids of its calls and the
-        entries of its tokens. An :class:`IncompleteAnswerError` is raised if its JSON or a call does not fit the
-        schema, and must.
+        entries of its tokens. An :class:`~.errors.IncompleteAnswerError` is raised if its JSON or a call does not fit
+        the schema, and must.
         """
         # a prompt that is no chat's has no reasoning
         split = self.plan.split(generation) if self.is_chat else Split("", 0, None, generation)

@@ -22,6 +22,7 @@ from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.evaluation.judge import factscore_run, judge_run
 from cocoa_integrations.evaluation.tasks import TASKS, load_samples
 from cocoa_integrations.ray.jobs import _finished
+from tests.helpers.eval_data import RUN_ARMS, run_rows, run_settings
 from tests.helpers.mutations import broken, broken_json, broken_lines, fuzz, outcome
 
 PIGS = {"question": "Can pigs fly?", "best_answer": "No", "correct_answers": ["No", "Never"]}
@@ -68,25 +69,8 @@ def test_data_of_tasks(task: str, folder: Path) -> None:
 
 # --- the folder of a run
 
-ROW = {
-    "sample": "0123456789abcdef",
-    "question": "Can pigs fly?",
-    "context": "A: hi\nB: pigs cannot fly",
-    "references": ["No."],
-    "incorrect": ["Yes."],
-    "method": "greedy",
-    "metric": "f_mlds",
-    "alpha": 2.5,
-    "metrics": {"rejected": 0.0, "rouge_l_acc": 1.0, "rouge_l": 0.5},
-}
-ROWS = [{**ROW, "arm": arm, "id": key, "answer": f"No, {key}."} for arm in ("greedy", "cocoa-sig") for key in "01"]
-SETTINGS = {
-    "format": 1,
-    "task": "truthfulqa_gen",
-    "model": {"name": "a/model-7b", "dtype": "float32"},
-    "decoding": {"middle_layers": [2, 4], "gamma": 0.3, "stop": ["a"]},
-    "data": {"file": "a.csv"},
-}
+ROWS = run_rows({(str(arm), key): f"No, {key}." for arm in RUN_ARMS for key in "01"}, {"0": "Can pigs fly?", "1": "?"})
+SETTINGS = {"format": 1, **run_settings("truthfulqa_gen"), "decoding": {"middle_layers": [2, 4], "stop": ["a"]}}
 JUDGE = "a judge"
 LINES = [
     {"judge": JUDGE, "key": "k", "verdict": True, "reply": "yes", "error": None, "tokens": {"input_tokens": 3}},

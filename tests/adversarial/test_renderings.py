@@ -6,8 +6,6 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
-from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -19,6 +17,7 @@ from cocoa_engine import Candidate, Generation
 from cocoa_engine.cli.output import print_note
 from cocoa_engine.lab.tables import show, table
 from cocoa_engine.rendering.terminal import report
+from tests.helpers.drawn import Page, drawn
 from tests.helpers.made_up_answers import ATTACK, figures, generation
 from tests.helpers.mutations import CONTROLS, ESCAPES, fuzz
 from tests.helpers.reports import risk_report
@@ -57,27 +56,12 @@ def answered(parts: list[tuple[str, float]], rival: str = "") -> Generation:
     return generation(*parts, candidates=candidates)
 
 
-class Elements(HTMLParser):
-    """The tags and attributes of a page, and its text."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: list[tuple[str, str | None]] = []
-        self.comments: list[str] = []
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes += attrs
-
-    def handle_comment(self, data: str) -> None:
-        self.comments.append(data)
-
-
-PLAIN = Elements(answered([("plain", 0.1), (" text", 0.9)], "rival").to_html(title="title"))
-COMPARED = Elements(generation(("plain", 0.1), (" text", 0.9)).to_html(compared=[generation(("text", 0.9))]))
+OURS = [
+    answered([("plain", 0.1), (" text", 0.9)], "rival").to_html(title="title"),
+    generation(("plain", 0.1), (" text", 0.9)).to_html(compared=[generation(("text", 0.9))]),
+]
+TAGS = {"strong"}.union(*({tag for tag, _ in Page(html).elements} for html in OURS))
+assert not TAGS & {"script", "img", "svg", "iframe", "object", "embed", "form", "base", "link"}
 
 
 @fuzz(40)
@@ -87,14 +71,13 @@ def test_html(parts: list[tuple[str, float]], rival: str, title: str) -> None:
     answer = answered(parts, rival)
     for html in (answer.to_html(title=title), answer._repr_html_(), answer.to_html(compared=[answer], title=title)):
         assert not CONTROLS.search(html)
-        page = Elements(html)
-        assert page.tags <= PLAIN.tags | COMPARED.tags | {"strong"}
+        page = Page(html)
+        assert {tag for tag, _ in page.elements} <= TAGS
         assert not page.comments
-        assert not page.tags & {"script", "img", "svg", "iframe", "object", "embed", "form", "base", "link"}
-        for name, value in page.attributes:
+        for name, value in (pair for _, attributes in page.elements for pair in attributes.items()):
             assert not name.startswith("on")
             assert name not in ("href", "src", "action", "srcdoc")
-            assert "javascript:" not in (value or "") or name in ("title", "aria-label")
+            assert "javascript:" not in value or name in ("title", "aria-label")
 
 
 @pytest.mark.parametrize("format", ["html", "markdown", "svg"])
@@ -124,12 +107,6 @@ SGR = re.compile(r"\x1b\[[0-9;]*m")
 """What rich writes for colours: nothing else of a terminal's language may be there."""
 
 
-def drawn(what: Any, *, width: int = 100) -> str:
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor")
-    console.print(what)
-    return SGR.sub("", console.file.getvalue())  # type: ignore[attr-defined]
-
-
 @pytest.mark.slow
 @fuzz(40)
 @given(ANSWERS, TEXTS, st.booleans())
@@ -138,7 +115,7 @@ def test_terminals(parts: list[tuple[str, float]], rival: str, table: bool) -> N
     answer = answered(parts, rival)
     compared = report([answer, answered([("other", 0.2)])], table=table)
     for shown in (report([answer], table=table), compared, answer.to_rich()):
-        text = drawn(shown)
+        text = SGR.sub("", drawn(shown, 100, color=True))
         assert not CONTROLS.search(text)
         assert "\x1b]8" not in text
 

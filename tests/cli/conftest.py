@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import sys
+import termios
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from rich.style import Style
 from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaEngine, Runtime
@@ -15,6 +23,7 @@ from cocoa_engine.lab import fit, signal_report
 from cocoa_engine.lab.data import Question
 from cocoa_engine.lab.measured import request_prompt
 from tests.helpers.cocoa import Cocoa
+from tests.helpers.processes import read_terminal
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 WORDS = ("red", "blue", "old", "new", "big", "cold", "wet", "dry", "soft", "loud", "dark", "pale")
@@ -74,6 +83,48 @@ def tiny_cocoa(tiny: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> Cocoa:
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: tiny)
     monkeypatch.setenv("COLUMNS", "200")
     return lambda *args: CliRunner().invoke(app, list(map(str, args)), prog_name="cocoa")
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., tuple[str, str]]]:
+    """Runs ``cocoa`` with stderr on a terminal, or all streams if lines are typed; Ctrl-D follows the last one.
+
+    Returns what the terminal shows, and what came to stdout elsewhere.
+    """
+    master, slave = pty.openpty()
+    attributes = termios.tcgetattr(slave)
+    attributes[3] &= ~termios.ECHO
+    termios.tcsetattr(slave, termios.TCSANOW, attributes)
+    for cached in (Style.parse, Style._add):  # a style keeps the codes of the first console that showed it
+        cached.cache_clear()
+    shown: list[bytes] = []
+
+    def run(*args: object, typed: Sequence[str] = (), code: int = 0, **environment: str) -> tuple[str, str]:
+        for name in ("NO_COLOR", "FORCE_COLOR"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in {"TERM": "xterm-256color", **environment}.items():
+            monkeypatch.setenv(name, value)
+        reader = threading.Thread(target=read_terminal, args=(master, shown), daemon=True)
+        reader.start()
+        (tmp_path / "stdout").touch()
+        if typed:
+            os.write(master, "".join(f"{line}\n" for line in typed).encode() + b"\x04")
+        with ExitStack() as streams:
+            for name in ("stdin", "stdout", "stderr") if typed else ("stdout", "stderr"):
+                place = slave if typed or name == "stderr" else tmp_path / "stdout"
+                mode = "r" if name == "stdin" else "w"
+                stream = streams.enter_context(open(place, mode, encoding="utf-8", closefd=place != slave))
+                monkeypatch.setattr(sys, name, stream)
+            with pytest.raises(SystemExit) as end:
+                app(list(map(str, args)), prog_name="cocoa")
+        os.close(slave)
+        reader.join(30)
+        assert end.value.code == code, b"".join(shown)
+        return b"".join(shown).decode(), (tmp_path / "stdout").read_text(encoding="utf-8")
+
+    yield run
+    monkeypatch.undo()
+    os.close(master)
 
 
 @pytest.fixture

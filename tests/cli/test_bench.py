@@ -55,42 +55,35 @@ def test_table_and_line(cocoa: Cocoa, loads: list[tuple[str | None, object]]) ->
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-def ctrl_c_in_answer(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C is pressed in one of the answers of the engine, counted from 1."""
+WARM_UP, ROUND = 2, 4  # answers of the engine: of two methods, to one prompt and to two
+
+
+@pytest.mark.parametrize(("answer", "options"), [(3, ["--json"]), (3, ["--no-color"]), (0, [])])
+def test_ctrl_c_keeps_the_finished_rounds(
+    cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch, answer: int, options: list[str]
+) -> None:
+    """It is pressed in one of the answers after the first round, or in its last one."""
     generate, answers = CocoaEngine.generate, itertools.count(1)
 
     def until_ctrl_c(engine: CocoaEngine, *arguments: Any, **options: Any) -> Generation:
-        if next(answers) == number:
+        if next(answers) == WARM_UP + ROUND + answer:
             raise KeyboardInterrupt
         return generate(engine, *arguments, **options)
 
     monkeypatch.setattr(CocoaEngine, "generate", until_ctrl_c)
-
-
-WARM_UP, ROUND = 2, 4  # answers of the engine: of two methods, to one prompt and to two
-
-
-@pytest.mark.parametrize("json_output", [False, True])
-def test_ctrl_c_keeps_the_finished_rounds(cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch, json_output: bool) -> None:
-    ctrl_c_in_answer(WARM_UP + ROUND + 3, monkeypatch)
-    result = cocoa("bench", *TINY, *(["--json"] if json_output else ["--no-color"]))
-    assert result.exit_code == 130
-    assert result.stderr == "cocoa: 1 of 2 rounds were finished; the output is of these\ncocoa: interrupted\n"
-    if json_output:
+    result = cocoa("bench", *TINY, *options)
+    words = "1 of 2 rounds were finished; the output is of these" if answer else "no round was finished"
+    assert (result.exit_code, result.stderr) == (130, f"cocoa: {words}\ncocoa: interrupted\n")
+    if options == ["--json"]:
         record = json.loads(result.stdout)
         assert record["rounds"] == 2
         assert {len(one["seconds_per_token"]) for one in record["decoders"].values()} == {1}
-    else:
+    elif answer:
         title, _, *rows = result.stdout.splitlines()
         assert title.strip().endswith("rounds: 1 of 2, incomplete)")
         assert [row[:20].strip() for row in rows[:3]] == DECODERS
-
-
-def test_ctrl_c_in_the_first_round_says_so(cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch) -> None:
-    ctrl_c_in_answer(WARM_UP + ROUND, monkeypatch)
-    result = cocoa("bench", *TINY)
-    assert (result.exit_code, result.stdout) == (130, "")
-    assert result.stderr == "cocoa: no round was finished\ncocoa: interrupted\n"
+    else:
+        assert result.stdout == ""
 
 
 def test_other_methods(cocoa: Cocoa) -> None:

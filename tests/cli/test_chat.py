@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
 import signal
-import sys
-import termios
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.style import Style
 from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaEngine, Generation
 from cocoa_engine.cli.app import app
 from cocoa_engine.rendering.terminal import check_list
 from cocoa_engine.rendering.wording import NOT_CALIBRATED, finding, verdict
-from tests.helpers.cocoa import Cocoa
+from tests.helpers.cocoa import Cocoa, assert_refused
 from tests.helpers.obedient import Wavers, wavering
-from tests.helpers.processes import read_terminal
 from tests.helpers.reasoning_models import PLAIN, Says, reasoning_engine
 
-Terminal = Callable[..., str]
+Typed = Callable[..., str]
 
 SHORT = ("--max-new-tokens", "12")
 TEXT = "Paris has 2148000 inhabitants."
@@ -88,39 +81,9 @@ def says(model: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
 
 
 @pytest.fixture
-def terminal(calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    """Types lines into a real terminal and returns what it shows; Ctrl-D follows the last line."""
-    master, slave = pty.openpty()
-    attributes = termios.tcgetattr(slave)
-    attributes[3] &= ~termios.ECHO
-    termios.tcsetattr(slave, termios.TCSANOW, attributes)
-    for cached in (Style.parse, Style._add):  # a style keeps the codes of the first console that showed it
-        cached.cache_clear()
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "300")
-    shown: list[bytes] = []
-
-    def run(*lines: str, args: Sequence[str] = SHORT, code: int = 0) -> str:
-        reader = threading.Thread(target=read_terminal, args=(master, shown), daemon=True)
-        reader.start()
-        os.write(master, "".join(f"{line}\n" for line in lines).encode() + b"\x04")
-        with open(slave, "r+b", buffering=0, closefd=False) as device:
-            monkeypatch.setattr(sys, "stdin", open(device.fileno(), encoding="utf-8", closefd=False))  # noqa: SIM115
-            for name in ("stdout", "stderr"):
-                stream = open(device.fileno(), "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-                monkeypatch.setattr(sys, name, stream)
-            with pytest.raises(SystemExit) as end:
-                app(["chat", *args], prog_name="cocoa")
-            for stream in (sys.stdout, sys.stderr, sys.stdin):
-                stream.close()
-        os.close(slave)
-        reader.join(10)
-        assert end.value.code == code, b"".join(shown)
-        return b"".join(shown).decode()
-
-    yield run
-    monkeypatch.undo()
-    os.close(master)
+def typed(calls: list[dict[str, Any]], terminal: Callable[..., tuple[str, str]]) -> Typed:
+    """Types lines into a real terminal and returns what it shows."""
+    return lambda *lines, args=SHORT, code=0: terminal("chat", *args, typed=lines, code=code, COLUMNS="300")[0]
 
 
 def answer(model: CocoaEngine, *turns: str, **options: Any) -> Generation:
@@ -185,8 +148,7 @@ def test_a_file_is_put_before_the_next_question_and_a_reset_forgets_it(
     asked = [call["messages"][-1]["content"] for call in calls]
     assert asked == ["Rome is old.\n\nWho?", "When?"]
     assert [call["source"] for call in calls] == [["Rome is old."]] * 2  # it is still in the prompt
-    assert result.exit_code == 2
-    assert "no/such/file cannot be read" in result.stderr
+    assert_refused(result, "no/such/file cannot be read")
 
 
 def test_commands(cocoa: Cocoa, calls: list[dict[str, Any]]) -> None:
@@ -208,25 +170,23 @@ def test_bad_input_is_one_line(cocoa: Cocoa, model: CocoaEngine, monkeypatch: py
     long = cocoa("word " * 9000)
     assert (long.exit_code, long.stderr.count("\n")) == (2, 1)
     monkeypatch.setattr(model.tokenizer, "chat_template", None)
-    without = cocoa("Who?")
-    assert without.exit_code == 2
-    assert "cocoa ask --raw" in without.stderr
+    assert_refused(cocoa("Who?"), "cocoa ask --raw")
 
 
-def test_control_characters_are_shown_escaped(cocoa: Cocoa, says: Callable[..., None], terminal: Terminal) -> None:
+def test_control_characters_are_shown_escaped(cocoa: Cocoa, says: Callable[..., None], typed: Typed) -> None:
     says("Rome\x1b[2J is\x07 old.")
     piped = cocoa("Who?", args=()).stdout
     assert "Rome␛" in piped
     assert "\x1b" not in piped
-    shown = terminal("Who?", "/why", args=())
+    shown = typed("Who?", "/why", args=())
     assert "Rome␛" in shown
     assert "\x1b[2J" not in shown
     assert "\x07" not in shown
 
 
-def test_an_answer_is_coloured_while_it_grows(terminal: Terminal, says: Callable[..., None]) -> None:
+def test_an_answer_is_coloured_while_it_grows(typed: Typed, says: Callable[..., None]) -> None:
     says(TEXT)
-    shown = terminal("Who?", args=())
+    shown = typed("Who?", args=())
     whole = shown.rindex("Not calibrated")
     assert "/help lists the commands" in shown[:whole]
     assert shown[:whole].count("\x1b[") > 10  # it was redrawn
@@ -260,11 +220,11 @@ class Interrupts(Wavers):
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_stops_the_answer_and_keeps_the_chat(
-    terminal: Terminal, says: Callable[..., None], model: CocoaEngine, calls: list[dict[str, Any]]
+    typed: Typed, says: Callable[..., None], model: CocoaEngine, calls: list[dict[str, Any]]
 ) -> None:
     Interrupts.pressed = False
     says(TEXT, Interrupts(model, TEXT))
-    shown = terminal("Who?", "/why", "And when?", args=())
+    shown = typed("Who?", "/why", "And when?", args=())
     stopped = re.search(r"Stopped after (\d) spans\.", shown)
     assert stopped
     kept = calls[1]["messages"][1]["content"]
@@ -276,10 +236,10 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(
 
 
 def test_in_a_terminal_an_error_does_not_end_the_chat(
-    terminal: Terminal, calls: list[dict[str, Any]], tmp_path: Path
+    typed: Typed, calls: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     (tmp_path / "long.txt").write_text("word " * 900)
-    shown = terminal("/method gredy", "/wyh", f"/source {tmp_path / 'long.txt'}", "Who?", "/source", "Who?")
+    shown = typed("/method gredy", "/wyh", f"/source {tmp_path / 'long.txt'}", "Who?", "/source", "Who?")
     assert shown.count("cocoa: ") == 3
     assert "context window" in shown
     assert calls[-1]["messages"] == USER  # the question that was too long is not kept
@@ -288,7 +248,7 @@ def test_in_a_terminal_an_error_does_not_end_the_chat(
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_sigterm_ends_the_chat(
-    terminal: Terminal, says: Callable[..., None], model: CocoaEngine, monkeypatch: pytest.MonkeyPatch, answers: bool
+    typed: Typed, says: Callable[..., None], model: CocoaEngine, monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
     """While it answers, and while it waits for a question."""
     monkeypatch.setattr(Interrupts, "pressed", False)
@@ -298,7 +258,7 @@ def test_sigterm_ends_the_chat(
         monkeypatch.setattr("builtins.input", lambda _: signal.raise_signal(signal.SIGTERM))
     before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("it would end the process"))
     try:
-        shown = terminal("Who?", "And when?", args=(), code=143)
+        shown = typed("Who?", "And when?", args=(), code=143)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert "inhabitants" not in shown

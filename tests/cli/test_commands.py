@@ -19,7 +19,7 @@ from cocoa_engine.cli.options import LoadOptions, commands, with_options
 from cocoa_engine.cli.score import risk_of_row, score_rows, scored_row
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
 from cocoa_engine.rendering.wording import NOT_CALIBRATED
-from tests.helpers.cocoa import Cocoa
+from tests.helpers.cocoa import Cocoa, assert_refused
 from tests.helpers.made_up_answers import generation
 from tests.helpers.processes import LIMIT, run
 
@@ -27,12 +27,9 @@ PROMPT, TEXT = "The capital of France is", " Paris."
 COCOA = [sys.executable, "-m", "cocoa_engine.cli"]
 
 
-def test_score_json_is_the_engines(cocoa: Cocoa, engine: CocoaEngine) -> None:
+def test_score_json_is_the_engines_with_the_claims_of_the_divided_text(cocoa: Cocoa, engine: CocoaEngine) -> None:
     result = cocoa("score", "--prompt", PROMPT, "--text", TEXT, "--alpha", "1", "--json")
     assert Generation.model_validate_json(result.stdout) == engine.score(PROMPT, TEXT, alpha=1.0)
-
-
-def test_score_json_has_the_claims_of_the_divided_text(cocoa: Cocoa, engine: CocoaEngine) -> None:
     text = " Paris, on the Seine. It is old."
     shown = json.loads(cocoa("score", "--prompt", PROMPT, "--text", text, "--json").stdout)
     divided = engine.score(PROMPT, text, divide=True)
@@ -88,11 +85,7 @@ def test_score_of_several_texts(cocoa: Cocoa, engine: CocoaEngine) -> None:
         assert row[5:] == [f"{span.f_mlds:.4f}", f"{span.score:.4f}"]
 
 
-def test_info_json_is_the_engines(cocoa: Cocoa, engine: CocoaEngine) -> None:
-    assert ModelInfo.model_validate_json(cocoa("info", "--json").stdout) == engine.info()
-
-
-def test_info_shows_what_was_asked_for(
+def test_info_shows_what_was_asked_for_and_json_is_the_engines(
     cocoa: Cocoa, loads: list[tuple[str | None, object]], engine: CocoaEngine
 ) -> None:
     result = cocoa("info", "some/model", "--no-color")
@@ -104,6 +97,7 @@ def test_info_shows_what_was_asked_for(
     assert rows["backend"] == "shared_cache"
     assert (rows["native obstacle"] == "none") == (engine.info().native_obstacle is None)
     assert "unknown" not in rows.values()
+    assert ModelInfo.model_validate_json(cocoa("info", "--json").stdout) == engine.info()
 
 
 def test_heads_of_the_model_that_was_named(
@@ -125,9 +119,7 @@ def test_heads_of_the_model_that_was_named(
     assert result.stdout.startswith("1 heads of m␛[31m, 1 needles recalled; best: 0.0 (0.50)\n")
     (tmp_path / "file").touch()
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "file"))
-    refused = cocoa("heads", "some/model", "--prompts", "0")
-    assert refused.exit_code == 2
-    assert "Set COCOA_CACHE_DIR" in refused.output
+    assert_refused(cocoa("heads", "some/model", "--prompts", "0"), "Set COCOA_CACHE_DIR")
 
 
 def test_version_and_help(cocoa: Cocoa) -> None:
@@ -154,8 +146,7 @@ def test_a_command_that_cannot_be_loaded_fails_alone(
     assert shown.exit_code == 0
     assert "eval" in shown.stdout
     assert "(cannot be loaded)" in shown.stdout
-    assert failed.exit_code == 2
-    assert "no_such_module" in failed.stderr
+    assert_refused(failed, "no_such_module")
 
 
 def test_every_command_takes_the_model_in_both_ways() -> None:
@@ -269,13 +260,6 @@ def test_a_method_that_divides_no_text_scores_it_as_one_span(tiny: CocoaEngine, 
     assert json.loads(out.read_text(encoding="utf-8"))["risk"] == risk_of_row(scored)
 
 
-def test_a_page_by_a_method_that_divides_no_text(cocoa: Cocoa, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    result = cocoa("score", "--method", "dola", "--prompt", "The capital is", "--text", " Paris.", "--html", str(page))
-    assert result.exit_code == 0, result.stderr
-    assert "Paris" in page.read_text(encoding="utf-8")
-
-
 def test_values_are_valid_json() -> None:
     risky = generation(("Rome", float("nan")), (" is old", 0.2))
     json.dumps(risk_of_row(risky), allow_nan=False)
@@ -307,3 +291,6 @@ def test_the_command(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path) -> None:
     html = page.read_text(encoding="utf-8")
     assert 'class="cocoa-verdict"' in html
     assert "Seine" in html
+    by_dola = cocoa("score", "--method", "dola", "--prompt", PROMPT, "--text", TEXT, "--html", str(page))
+    assert by_dola.exit_code == 0, by_dola.stderr  # a method that divides no text
+    assert "Paris" in page.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from cocoa_engine import CalibrationError, CalibrationWarning, CocoaEngine, FitS
 from cocoa_engine.cli.app import run
 from cocoa_engine.lab.data import read_labelled
 from cocoa_engine.risk.fitted import Rule
-from tests.helpers.cocoa import Cocoa
+from tests.helpers.cocoa import Cocoa, assert_refused
 from tests.helpers.made_up_risk import fitted
 
 pytestmark = pytest.mark.usefixtures("divided_once")
@@ -54,6 +54,16 @@ def parts(tmp_path: Path) -> Path:
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("\n".join(map(json.dumps, rows)))
     return path
+
+
+FIT = ("--folds", "3", "--draws", "20")
+
+
+def calibrated(cocoa: Cocoa, path: Path, data: Path, *options: object) -> tuple[RiskCalibrator, str]:
+    """The calibrator that is fitted on some data, and what is printed."""
+    result = cocoa("calibrate", "--data", data, "--out", path, "--overwrite", *options)
+    assert result.exit_code == 0, result.output
+    return RiskCalibrator.load(path), result.stdout
 
 
 def test_signal_of_whole_answers(cocoa: Cocoa, answers: Path, tmp_path: Path, engine: CocoaEngine) -> None:
@@ -107,8 +117,7 @@ def test_one_prompt_alone_has_no_intervals(cocoa: Cocoa, parts: Path, tmp_path: 
     assert (tmp_path / "auroc-span.svg").exists()
     fitted().save(tmp_path / "risk.json")
     refused = cocoa("calibrate", "--data", str(few), "--check", str(tmp_path / "risk.json"))
-    assert refused.exit_code == 2
-    assert "too few prompts for a bootstrap interval" in " ".join(refused.stderr.split())
+    assert_refused(refused, "too few prompts for a bootstrap interval")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -138,19 +147,14 @@ def test_signal_of_what_a_source_changes(cocoa: Cocoa, tmp_path: Path, parts: Pa
     assert cocoa("signal", "--data", data, *options).exit_code == 0
     assert "-context lift" not in json.loads((out / "signal.json").read_text())["levels"]["span"]["ranking"]
     assert "Intervals over only 8 prompts" in (out / "signal.md").read_text()
-    refused = cocoa("signal", "--data", parts, "--context-lift", *options)
-    assert refused.exit_code == 2
-    assert "'France' has no source" in " ".join(refused.stderr.split())
+    assert_refused(cocoa("signal", "--data", parts, "--context-lift", *options), "'France' has no source")
 
 
 def test_calibrate_fits_and_saves(
     cocoa: Cocoa, answers: Path, parts: Path, tmp_path: Path, engine: CocoaEngine
 ) -> None:
     path = tmp_path / "risk.json"
-    options = ["--folds", "3", "--draws", "20", "--out", path, "--overwrite"]
-    result = cocoa("calibrate", "--data", parts, *options, "--recall", "0.8", "--isotonic")
-    assert result.exit_code == 0, result.output
-    calibrator = RiskCalibrator.load(path)
+    calibrator, printed = calibrated(cocoa, path, parts, *FIT, "--recall", "0.8", "--isotonic")
     assert calibrator.model_name == engine.model_name
     assert calibrator.settings.middle_layers == (10, 20)
     assert calibrator.span is not None
@@ -159,12 +163,11 @@ def test_calibrate_fits_and_saves(
     assert calibrator.span.threshold.recall >= 0.8
     assert calibrator.span.isotonic is not None
     for words in ("calibrated risk", "-min log p", "Brier", "threshold", "12 prompts", "No risk of answers: 0 prompts"):
-        assert words in result.stdout
+        assert words in printed
     assert (tmp_path / "risk-span.svg").read_text().startswith("<?xml")
-    assert "risk-span.svg" in result.stdout.replace("\n", "")
-    shown = cocoa("calibrate", "--data", answers, *options, "--json").stdout
-    assert RiskCalibrator.model_validate_json(shown) == RiskCalibrator.load(path)
-    calibrator = RiskCalibrator.load(path)
+    assert "risk-span.svg" in printed.replace("\n", "")
+    calibrator, printed = calibrated(cocoa, path, answers, *FIT, "--json")
+    assert RiskCalibrator.model_validate_json(printed) == calibrator
     assert calibrator.answer is not None
     assert calibrator.span is None
     # evaluated on answers it was fitted on, it is at least as good as on those left out
@@ -188,9 +191,8 @@ def test_calibrate_fits_and_saves(
 def test_a_calibrator_is_fitted_in_python_as_on_the_command_line(
     cocoa: Cocoa, parts: Path, tmp_path: Path, engine: CocoaEngine
 ) -> None:
-    options = ["--folds", "3", "--draws", "20", "--precision", "0.3", "--span-boundary", "left"]
-    assert cocoa("calibrate", "--data", parts, "--out", str(tmp_path / "risk.json"), *options).exit_code == 0
-    known = RiskCalibrator.load(tmp_path / "risk.json")
+    options = (*FIT, "--precision", "0.3", "--span-boundary", "left")
+    known, _ = calibrated(cocoa, tmp_path / "risk.json", parts, *options)
     assert known.settings.span_boundary == "left"
     config = engine.config.replace(span_boundary="left")
     threshold: tuple[Rule, float] = ("precision", 0.3)
@@ -213,11 +215,8 @@ def test_a_calibrator_is_fitted_in_python_as_on_the_command_line(
 @pytest.mark.usefixtures("undrawn")
 def test_calibrate_with_a_probe(cocoa: Cocoa, parts: Path, tmp_path: Path, engine: CocoaEngine) -> None:
     path = tmp_path / "risk.json"
-    options = ["--folds", "3", "--draws", "20", "--out", path, "--probe"]
-    result = cocoa("calibrate", "--data", parts, *options)
-    assert result.exit_code == 0, result.output
-    assert "-source attention" in result.stdout
-    calibrator = RiskCalibrator.load(path)
+    calibrator, printed = calibrated(cocoa, path, parts, *FIT, "--probe")
+    assert "-source attention" in printed
     assert calibrator.span is not None
     assert calibrator.probe is not None
     assert calibrator.heads is not None
@@ -234,9 +233,7 @@ def test_a_calibrator_for_a_method_without_candidates(
     cocoa: Cocoa, parts: Path, tmp_path: Path, engine: CocoaEngine
 ) -> None:
     path = tmp_path / "risk.json"
-    options = ["--folds", "3", "--draws", "20", "--method", "greedy", "--out", path, "--overwrite"]
-    assert cocoa("calibrate", "--data", parts, *options).exit_code == 0
-    calibrator = RiskCalibrator.load(path)
+    calibrator, _ = calibrated(cocoa, path, parts, *FIT, "--method", "greedy")
     assert not calibrator.settings.branches
     assert calibrator.span is not None
     weights = dict(zip(calibrator.span.features, calibrator.span.weights, strict=True))
@@ -245,8 +242,7 @@ def test_a_calibrator_for_a_method_without_candidates(
     checked = json.loads(cocoa("calibrate", "--data", parts, "--check", path, "--json").stdout)
     assert checked["span"]["auroc"]["estimate"] >= calibrator.span.validation.auroc.estimate - 0.05
     refused = cocoa("calibrate", "--data", parts, "--check", path, "--method", "cocoa")
-    assert refused.exit_code == 2
-    assert "answers without candidates: it cannot be evaluated with --method cocoa" in " ".join(refused.stderr.split())
+    assert_refused(refused, "answers without candidates: it cannot be evaluated with --method cocoa")
     for method, words in (("greedy", []), ("dola", []), ("cocoa", ["method='cocoa' grows candidates to compare"])):
         config = engine.config.replace(method=method)
         assert calibrator.mismatches(engine.model_name, config, engine.num_layers) == words
@@ -265,12 +261,12 @@ def test_too_few_prompts_are_said(cocoa: Cocoa, answers: Path, tmp_path: Path) -
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_conformal_threshold_says_what_it_guarantees(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
-    options = ["--folds", "2", "--draws", "20", "--out", str(tmp_path / "risk.json"), "--overwrite"]
-    shown = " ".join(cocoa("calibrate", "--data", parts, *options, "--miss", "0.5").stdout.split())
-    assert "Guarantee: for a new prompt exchangeable with these 4, the expected share of" in shown
-    assert "hallucinated spans below the threshold is at most 0.5." in shown
-    shown = " ".join(cocoa("calibrate", "--data", parts, *options, "--miss", "0.1").stdout.split())
-    assert "4 prompts are too few for a threshold above 0, which flags everything." in shown
+    for miss, words in (
+        ("0.5", "the expected share of hallucinated spans below the threshold is at most 0.5."),
+        ("0.1", "4 prompts are too few for a threshold above 0, which flags everything."),
+    ):
+        _, printed = calibrated(cocoa, tmp_path / "risk.json", parts, "--folds", "2", "--draws", "20", "--miss", miss)
+        assert words in " ".join(printed.split())
 
 
 def test_check_says_what_the_calibrator_was_not_fitted_for(
@@ -285,9 +281,7 @@ def test_check_says_what_the_calibrator_was_not_fitted_for(
         ("--max-candidates", "4", "--max-candidates 8"),
         ("--max-span-tokens", "4", "--max-span-tokens 16"),
     ):
-        refused = cocoa(*check, option, value)
-        assert refused.exit_code == 2
-        assert words in " ".join(refused.stderr.split())
+        assert_refused(cocoa(*check, option, value), words)
     assert loads == []
     with pytest.warns(CalibrationWarning, match=f"the model is {engine.model_name}, not another. Its risks"):
         assert cocoa(*check, "--gamma", "0.3", "--middle-layers", "10-20").exit_code == 0
@@ -301,9 +295,7 @@ def test_check_leaves_out_what_has_one_class(cocoa: Cocoa, parts: Path, tmp_path
     assert result.exit_code == 0, result.output
     assert list(json.loads(result.stdout)) == ["span"]
     assert "answers are left out: all are hallucinated" in " ".join(result.stderr.split())
-    refused = cocoa(*check, "--level", "answer")
-    assert refused.exit_code == 2
-    assert "can be ranked here (answers: all are hallucinated)" in " ".join(refused.stderr.split())
+    assert_refused(cocoa(*check, "--level", "answer"), "can be ranked here (answers: all are hallucinated)")
 
 
 def test_a_warning_of_ours_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,33 +316,20 @@ def test_calibrate_on_the_models_own_answers(cocoa: Cocoa, parts: Path, tmp_path
         for number, (country, city) in enumerate(CAPITALS.items())
     ]
     questions = write(tmp_path / "questions.jsonl", rows)
-    path = tmp_path / "risk.json"
-    options = ["--folds", "2", "--draws", "20", "--max-new-tokens", "16"]
-    result = cocoa("calibrate", "--data", parts, "--questions", str(questions), "--out", path, *options)
-    assert result.exit_code == 0, result.output
-    calibrator = RiskCalibrator.load(path)
+    options = ("--questions", questions, "--folds", "2", "--draws", "20", "--max-new-tokens", "16")
+    calibrator, printed = calibrated(cocoa, tmp_path / "risk.json", parts, *options)
     assert calibrator.span is not None
     assert calibrator.answer is not None
     assert "own answers to 12 questions" in calibrator.answer.data
     assert 6 <= calibrator.answer.validation.hallucinated < 12
-    assert "12 answers of 12 prompts" in result.stdout
+    assert "12 answers of 12 prompts" in printed
 
 
 def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> None:
     supported = [row for row in map(json.loads, answers.read_text().splitlines()) if not row["label"]]
     write(answers, supported)  # labels do not count
-    options = [
-        "--data",
-        answers,
-        "--prompts",
-        "3",
-        "--max-new-tokens",
-        "16",
-        "--plot",
-        tmp_path / "a.svg",
-        "--overwrite",
-    ]
-    result = cocoa("alpha", *options, "--json")
+    options = ["--prompts", "3", "--max-new-tokens", "16", "--plot", tmp_path / "a.svg", "--overwrite"]
+    result = cocoa("alpha", "--data", answers, *options, "--json")
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
     assert record["prompts"] == 3
@@ -359,7 +338,7 @@ def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> 
     assert ratios[0] <= record["low"] <= record["median"] <= record["high"] <= ratios[-1]
     assert record["median"] == pytest.approx((ratios[(len(ratios) - 1) // 2] + ratios[len(ratios) // 2]) / 2)
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")
-    assert f"median {record['median']:.2f}" in " ".join(cocoa("alpha", *options).stdout.split())
+    assert f"median {record['median']:.2f}" in " ".join(cocoa("alpha", "--data", answers, *options).stdout.split())
 
 
 def test_a_missing_extra_is_said(
@@ -378,7 +357,6 @@ def test_a_missing_extra_is_said(
     monkeypatch.setattr("importlib.import_module", lambda name: without(name))
     monkeypatch.setattr("cocoa_engine.optional.import_module", lambda name: without(name))
     for command, package in (("signal", "scipy"), ("calibrate", "scikit-learn")):
-        result = cocoa(command, "--data", answers, "--out", "never")
-        assert result.exit_code == 2
-        assert f"needs {package}: pip install 'cocoa-integrations[risk]'" in result.stderr
+        refused = cocoa(command, "--data", answers, "--out", "never")
+        assert_refused(refused, f"needs {package}: pip install 'cocoa-integrations[risk]'")
     assert loads == []

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import itertools
-import os
-import pty
+import json
 import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -22,14 +21,12 @@ from rich.console import Console
 
 from cocoa_engine import CocoaEngine, Span, SpanStream
 from cocoa_engine.cli import progress as module
-from cocoa_engine.cli.app import app
 from cocoa_engine.cli.output import can_redraw, live
-from cocoa_engine.cli.progress import Progress, Stage, _duration
+from cocoa_engine.cli.progress import Progress, Stage
 from cocoa_engine.errors import ModelLoadError
 from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.lab import heads as lab_heads
 from tests.helpers.cocoa import Cocoa
-from tests.helpers.processes import read_terminal
 
 LINE = re.compile(r"(\d[\d,]* of \d[\d,]* [a-z][a-z0-9 ]*|[a-z].*), (\d+ h )?\d+ (s|min) (left|so far)")
 """A line after the name of the command."""
@@ -67,11 +64,6 @@ def test_the_time_left_is_that_of_this_stage_and_the_later_ones(clock: list[floa
         assert progress.describe() == "30 of 60 prompts, 1 h 30 min left"
         assert progress.fraction() == 0.8
     assert progress.fraction() == 1.0
-
-
-@given(st.floats(0, 10**6))
-def test_times_are_of_two_units_at_most(seconds: float) -> None:
-    assert re.fullmatch(r"\d{1,3} s|\d{1,2} min|\d+ h \d{1,2} min", _duration(seconds))
 
 
 STAGES = st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.booleans()), min_size=1, max_size=6)
@@ -228,41 +220,11 @@ def test_a_long_answer_and_a_long_prompt_print_lines(cocoa: Cocoa, monkeypatch: 
     assert any(re.fullmatch(r"ask: answering, \d+ s so far", line) for line in said)
 
 
-@pytest.fixture
-def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[str, str]]]:
-    """Runs ``cocoa`` with stderr on a terminal and stdout in a file, and returns what came to each."""
-    master, slave = pty.openpty()
-    shown: list[bytes] = []
-
-    def run(*args: object, **environment: str) -> tuple[str, str]:
-        for name in ("NO_COLOR", "FORCE_COLOR"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in {"TERM": "xterm-256color", **environment}.items():
-            monkeypatch.setenv(name, value)
-        reader = threading.Thread(target=read_terminal, args=(master, shown), daemon=True)
-        reader.start()
-        with open(slave, "w", encoding="utf-8") as stream, open("stdout", "w+", encoding="utf-8") as out:
-            monkeypatch.setattr(sys, "stderr", stream)
-            monkeypatch.setattr(sys, "stdout", out)
-            with pytest.raises(SystemExit):
-                app(list(map(str, args)), prog_name="cocoa")
-            out.seek(0)
-            printed = out.read()
-        reader.join(30)
-        return b"".join(shown).decode(), printed
-
-    yield run
-    monkeypatch.undo()
-    os.close(master)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("cocoa", "slow_steps")
 @pytest.mark.parametrize("color", [True, False])
-def test_a_terminal_gets_one_bar_that_is_gone_at_the_end(
-    on_terminal: Callable[..., tuple[str, str]], color: bool
-) -> None:
-    shown, printed = on_terminal(*COMMANDS["heads"], **({} if color else {"NO_COLOR": "1"}))
+def test_a_terminal_gets_one_bar_that_is_gone_at_the_end(terminal: Callable[..., tuple[str, str]], color: bool) -> None:
+    shown, printed = terminal(*COMMANDS["heads"], **({} if color else {"NO_COLOR": "1"}))
     assert re.search(r"━.* of 15 needles, ", shown)
     assert re.search(r"━.* of 6 prompts, ", shown)
     assert "heads: " not in shown
@@ -288,16 +250,19 @@ def test_the_cursor_is_visible_if_the_process_is_killed(
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_keeps_the_rows_so_far(
-    cocoa: Cocoa, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+@pytest.mark.parametrize(
+    ("number", "code", "suffix"), [(signal.SIGINT, 130, "jsonl"), (signal.SIGTERM, 143, "parquet")]
+)
+def test_a_signal_keeps_the_rows_so_far_and_the_file_is_replaced_when_all_are_scored(
+    cocoa: Cocoa, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int, suffix: str
 ) -> None:
     """If the command does not take the signal, the test fails."""
 
     def not_taken(number: int, frame: object) -> None:
         pytest.fail("SIGTERM would end the process")
 
-    calls, score = itertools.count(1), CocoaEngine.score
+    calls, score, out = itertools.count(1), CocoaEngine.score, Path(f"out.{suffix}")
+    out.write_text("kept")
 
     def called(*args: object, **options: object) -> object:
         if next(calls) == 2:
@@ -307,14 +272,20 @@ def test_a_signal_keeps_the_rows_so_far(
     monkeypatch.setattr(CocoaEngine, "score", called)
     handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: not_taken}
     before = {each: signal.signal(each, handler) for each, handler in handlers.items()}  # type: ignore[arg-type]
-    result = cocoa("score", "--rows", data["rows"], "--out", "out.jsonl")
+    result = cocoa("score", "--rows", data["rows"], "--out", out)
     for each, handler in before.items():
         signal.signal(each, handler)
     assert result.exit_code == code
-    kept = Path("out.jsonl.incomplete").resolve()
-    assert result.stderr == f"cocoa: 1 rows are kept in {kept}\ncocoa: interrupted\n"
-    assert len(kept.read_text().splitlines()) == 1
+    incomplete = Path(f"{out}.incomplete").resolve()
+    assert result.stderr == f"cocoa: 1 rows are kept in {incomplete}\ncocoa: interrupted\n"
+    (row,) = incomplete.read_text().splitlines()
+    assert "risk" in json.loads(row)
+    assert out.read_text() == "kept"
     assert [file.name for file in Path().iterdir() if file.name.startswith(".out")] == []
+    result = cocoa("score", "--rows", data["rows"], "--out", out)
+    assert result.exit_code == 0
+    assert f"{out} is replaced" in result.stderr.replace("\n", " ")
+    assert out.read_bytes() != b"kept"
 
 
 @given(st.text(st.characters(codec="ascii", categories=["L", "N", "P", "Zs"]), max_size=200), st.integers(10, 200))

@@ -15,7 +15,7 @@ from cocoa_engine.errors import ConfigError, DataError
 from cocoa_engine.lab import stopping
 from cocoa_engine.lab.stopping import SHARES, Answer, Count, by_default, measure, read_own_prompts, suggested
 from tests.helpers.alike import near
-from tests.helpers.cocoa import Cocoa
+from tests.helpers.cocoa import Cocoa, assert_refused
 
 MEASURED = [
     {"text": "Paris.", "spans": [{"text": "Paris", "risk": 0.2}, {"text": ".", "risk": 0.1}], "answers": ["Paris"]},
@@ -121,17 +121,10 @@ def test_the_context_of_a_line_is_the_source_and_a_system_message_comes_first(
             assert answer.spans == near([span.risk for span in expected.spans if span.text.strip()])
     with pytest.raises(ConfigError, match="--system"):
         require_chat("Be brief.", raw=True)
-
-
-def test_lines_with_and_without_a_context_have_risks_of_one_kind(engine: CocoaEngine, tmp_path: Path) -> None:
-    lines: list[dict[str, object]] = [
-        {"question": "When?", "context": "The lighthouse was built in 1874."},
-        {"prompt": "Hello"},
-    ]
-    prompts = read_own_prompts(written(tmp_path / "prompts.jsonl", lines))
-    config = CocoaConfig(max_new_tokens=4, method="greedy")  # the embedded calibrator does not apply
-    for asked, source in ((prompts, "token_probability"), (prompts[:1], "source_attention")):
-        assert {answer.risk_source for answer in measure(engine, asked, config)} == {source}
+    # the risks of lines with and without a context are of one kind; the embedded calibrator does not apply
+    config = CocoaConfig(max_new_tokens=4, method="greedy")
+    for asked, kind in ((prompts, "token_probability"), (prompts[:1], "source_attention")):
+        assert {answer.risk_source for answer in measure(engine, asked, config)} == {kind}
 
 
 def test_an_interrupted_command_shows_the_answers_so_far(
@@ -207,17 +200,10 @@ def test_the_source_of_the_risk_decides_what_thresholds_are_possible(tiny_cocoa:
     assert found["risk_source"] == "token_probability"
     assert all(0 <= row["threshold"] <= 1 for row in found["span"])
     assert "how unsure the model was" in tiny_cocoa("threshold", "--prompts", file).stdout
-    refused = tiny_cocoa("threshold", "--prompts", file, "--at", "1.2")
-    assert refused.exit_code == 2
-    assert "thresholds in [0, 1]" in " ".join(refused.stderr.split())
+    assert_refused(tiny_cocoa("threshold", "--prompts", file, "--at", "1.2"), "thresholds in [0, 1]")
     mixed = written(tmp_path / "mixed.jsonl", [*own, {**MEASURED[0], "risk_source": "f_mlds"}])
     assert "different sources" in tiny_cocoa("threshold", "--prompts", mixed).stderr
-    refused = tiny_cocoa("threshold", "--prompts", file, "--at", "0.5,high")
-    assert refused.exit_code == 2
-    assert "--at takes numbers" in refused.stderr
-
-
-def test_the_raw_mlds_has_other_thresholds(tiny_cocoa: Cocoa, tmp_path: Path) -> None:
+    assert_refused(tiny_cocoa("threshold", "--prompts", file, "--at", "0.5,high"), "--at takes numbers")
     (tmp_path / "prompts.txt").write_text("Hello\n")
     asked = ["threshold", "--prompts", str(tmp_path / "prompts.txt"), "--max-new-tokens", "4", "--at", "1.2", "--json"]
     assert "thresholds in [0, 1]" in " ".join(tiny_cocoa(*asked).stderr.split())

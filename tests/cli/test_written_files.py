@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from cocoa_engine.cli.output import reserved
 from cocoa_engine.errors import ConfigError, OutputError
 from cocoa_engine.lab.fit_calibrator import verdict
 from cocoa_engine.output_files import append, draft_of, locked, open_in_place, require_writable, write_file
-from tests.helpers.cocoa import Cocoa
+from tests.helpers.cocoa import Cocoa, assert_refused
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
 from tests.helpers.mutations import outcome
 from tests.helpers.processes import limited
@@ -117,16 +116,24 @@ def test_the_mode_of_another_user_s_file_is_not_taken(shared: Path) -> None:
 
 @posix
 @pytest.mark.parametrize("name", ["a.svg", "b", ".c", "x" * 200])
-def test_a_draft_is_written_where_it_was_made(shared: Path, victim: Path, name: str) -> None:
-    """Neither a link that was there before nor one that takes the draft's place leads elsewhere."""
-    file = shared / name
-    for there in (f".{file.stem}.{os.getpid()}{file.suffix}", f"{name}.incomplete", ".writable"):
-        (shared / there).symlink_to(victim)
+def test_links_in_the_place_of_drafts_locks_and_trials_lead_nowhere(shared: Path, victim: Path, name: str) -> None:
+    """Neither one that was there before nor one that takes the draft's place."""
+    file, locked_file = shared / name, shared / "risk.json"
+    drafts = (f".{file.stem}.{os.getpid()}{file.suffix}", f"{name}.incomplete")
+    for link in (*drafts, ".risk.json.lock", ".lock", ".writable"):
+        (shared / link).symlink_to(victim)
     with draft_of(file) as draft:
         Path(draft.name).unlink()
         Path(draft.name).symlink_to(victim)
         draft.write(b"new")
+    with reserved(shared / "other.json", overwrite=False):
+        pass
+    require_writable(locked_file)
+    for path in (shared, locked_file):
+        with pytest.raises(ConfigError), locked(path):
+            pass
     assert victim.read_text() == "secret"
+    assert (shared / ".writable").is_symlink()
 
 
 @as_root
@@ -142,20 +149,6 @@ def test_another_user_s_link_is_not_followed(shared: Path, victim: Path) -> None
                 write(file)
     assert victim.read_text() == "secret"
     assert sorted(each.name for each in shared.iterdir()) == ["over.json", "results.json"]
-
-
-@posix
-def test_links_in_the_place_of_locks_and_trials_lead_nowhere(shared: Path, victim: Path) -> None:
-    for name in (".risk.json.lock", ".lock", ".writable"):
-        (shared / name).symlink_to(victim)
-    with reserved(shared / "other.json", overwrite=False):
-        pass
-    require_writable(shared / "risk.json")
-    for path in (shared, shared / "risk.json"):
-        with pytest.raises(ConfigError), locked(path):
-            pass
-    assert victim.read_text() == "secret"
-    assert (shared / ".writable").is_symlink()
 
 
 @posix
@@ -180,18 +173,18 @@ def test_a_full_disk_is_told(tmp_path: Path, write: Callable[[Path, bytes], Any]
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
-def _hold(path: Path, ready: Any, done: Any) -> None:
-    with locked(path):
-        ready.set()
-        done.wait(60)
-
-
 @contextmanager
 def held(file: Path) -> Iterator[None]:
     """Another process writes a file meanwhile."""
     context = multiprocessing.get_context("fork")
     ready, done = context.Event(), context.Event()
-    other = context.Process(target=_hold, args=(file, ready, done))
+
+    def hold() -> None:
+        with locked(file):
+            ready.set()
+            done.wait(60)
+
+    other = context.Process(target=hold)
     other.start()
     assert ready.wait(60)
     try:
@@ -229,8 +222,7 @@ def test_a_command_leaves_alone_what_another_process_writes(
     before = sorted(file.parent.iterdir())
     with held(file):
         refused = cocoa(command, "--data", labelled, "--out", str(tmp_path / out), "--overwrite")
-    assert refused.exit_code == 2
-    assert f"another process is using {file}; wait for it" in " ".join(refused.stderr.split())
+    assert_refused(refused, f"another process is using {file}; wait for it")
     assert loads == []
     assert sorted(file.parent.iterdir()) == before
 
@@ -255,117 +247,32 @@ def test_files_are_written_by_output_files_alone() -> None:
     assert found - {"cocoa_engine/output_files.py"} == set(OTHER_WRITERS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_scored_rows_replace_a_file_when_all_are_scored(
-    cocoa: Cocoa, engine: CocoaEngine, labelled: Path, tmp_path: Path, suffix: str, monkeypatch: Any
-) -> None:
-    out, scored = tmp_path / f"out.{suffix}", []
-    out.write_text("kept")
-
-    def score_then_ctrl_c(*args: Any, **options: Any) -> Any:
-        if scored:
-            raise KeyboardInterrupt
-        scored.append(args)
-        return CocoaEngine.score(engine, *args, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(engine, "score", score_then_ctrl_c)
-        stopped = cocoa("score", "--rows", labelled, "--out", str(out))
-        assert stopped.exit_code == 130
-    assert f"1 rows are kept in {out}.incomplete" in " ".join(stopped.stderr.split())
-    assert out.read_text() == "kept"
-    (row,) = (tmp_path / f"out.{suffix}.incomplete").read_text().splitlines()
-    assert "risk" in json.loads(row)
-    assert not list(tmp_path.glob(".*"))
-    result = cocoa("score", "--rows", labelled, "--out", str(out))
-    assert result.exit_code == 0
-    assert f"{out} is replaced" in result.stderr.replace("\n", " ")
-    assert out.read_bytes() != b"kept"
-
-
-def test_the_file_that_is_read_is_not_written(cocoa: Cocoa, labelled: Path, tmp_path: Path) -> None:
-    given, link = labelled.read_text(), tmp_path / "link"
-    link.symlink_to(labelled)
-    for arguments in (
-        ("score", "--rows", labelled, "--out", labelled),
-        ("score", "--rows", labelled, "--out", str(link)),
-        (*ASK, "--svg", str(tmp_path / "a"), "--html", str(tmp_path / "a")),
-    ):
-        refused = cocoa(*arguments)
-        assert refused.exit_code == 2
-        assert "name a new file" in " ".join(refused.stderr.split())
-    assert labelled.read_text() == given
-
-
-def test_a_page_is_whole_or_missing(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path, monkeypatch: Any) -> None:
-    page, picture = tmp_path / "page.html", tmp_path / "picture.svg"
-    options = ("--html", page, "--svg", picture)
-
-    def fail(*_: object, **__: object) -> Any:
-        raise RuntimeError("no decode")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(engine, "stream", fail)
-        assert cocoa(*ASK, *options).exit_code == 1
-    assert not page.exists()
-    assert not picture.exists()
-    assert cocoa(*ASK, *options).exit_code == 0
-    assert page.read_text().startswith("<!")
-    assert f"{page} is replaced" in cocoa(*ASK, *options).stderr
-    assert "cannot be written" in cocoa(*ASK, "--html", "/no/such/folder/page.html").stderr
-
-
 @pytest.mark.parametrize(
-    ("command", "name"),
+    ("command", "there", "words"),
     [
-        ("signal", "signal.json"),
-        ("signal", "auroc-span.svg"),
-        ("calibrate", "out.json"),
-        ("calibrate", "out-span.svg"),
-        ("heads", "out.json"),
-        ("alpha", "a.svg"),
+        ("score --rows {texts} --out {texts}", "texts.jsonl", "name a new file"),
+        ("score --rows {texts} --out {link}", "texts.jsonl", "name a new file"),
+        ("ask Hello --raw --svg {out} --html {out}", "new", "name a new file"),
+        ("signal --data {texts} --out {folder}", "signal.json", "--overwrite"),
+        ("signal --data {texts} --out {folder}", "auroc-span.svg", "--overwrite"),
+        ("calibrate --data {texts} --out {out}", "out.json", "--overwrite"),
+        ("calibrate --data {texts} --out {out}", "out-span.svg", "--overwrite"),
+        ("heads --out {out}", "out.json", "--overwrite"),
+        ("alpha --data {texts} --plot {folder}/a.svg", "a.svg", "--overwrite"),
     ],
 )
-def test_results_are_not_overwritten(
-    cocoa: Cocoa, loads: list[Any], labelled: Path, tmp_path: Path, command: str, name: str
+def test_what_is_there_is_not_overwritten(
+    cocoa: Cocoa, loads: list[Any], data: dict[str, Path], tmp_path: Path, command: str, there: str, words: str
 ) -> None:
-    file = tmp_path / name
-    file.write_text("kept")
-    data = () if command == "heads" else ("--data", labelled)
-    out = {"signal": ("--out", str(tmp_path)), "alpha": ("--plot", str(file))}
-    refused = cocoa(command, *data, *out.get(command, ("--out", str(tmp_path / "out.json"))))
-    assert refused.exit_code == 2
-    assert "--overwrite" in " ".join(refused.stderr.split())
-    assert file.read_text() == "kept"
+    file, link = tmp_path / there, tmp_path / "link"
+    if not file.exists():
+        file.write_text("kept")
+    before = file.read_text()
+    link.symlink_to(data["texts"])
+    places = {**data, "folder": tmp_path, "out": tmp_path / "out.json", "link": link}
+    assert_refused(cocoa(*(word.format(**places) for word in command.split())), words)
+    assert file.read_text() == before
     assert loads == []
-
-
-@pytest.fixture
-def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is pressed after the first given answer was fed."""
-
-    def one_then_ctrl_c(*_: object, advance: Callable[[int], None], **__: object) -> Iterator[Any]:
-        advance(1)
-        yield from ()
-        raise KeyboardInterrupt
-
-    # all are imported first: one that is imported later would keep the patched function
-    modules = [import_module(f"cocoa_engine.lab.{name}") for name in ("forced", "fit_calibrator", "self_made")]
-    for module in modules:
-        monkeypatch.setattr(module, "force", one_then_ctrl_c)
-
-
-@pytest.mark.parametrize("command", ["signal", "calibrate"])
-def test_ctrl_c_says_what_is_lost(cocoa: Cocoa, ctrl_c: None, labelled: Path, tmp_path: Path, command: str) -> None:
-    out = tmp_path / "out"
-    result = cocoa(command, "--data", labelled, "--out", str(out))
-    assert result.exit_code == 130
-    assert "1 of 24 were done; they are lost, and nothing was written" in " ".join(result.stderr.split())
-    assert result.stderr.endswith("cocoa: interrupted\n")
-    assert "Traceback" not in result.output
-    assert not out.is_file()
-    assert not list(out.glob("*"))
 
 
 @pytest.mark.parametrize("json_output", [False, True])
@@ -403,9 +310,7 @@ def test_the_model_is_an_option_and_an_argument(cocoa: Cocoa, loads: list[Any]) 
         result = cocoa(*arguments)
         assert result.exit_code == 0, result.output
         assert loads.pop()[0] == "a", arguments
-    refused = cocoa("info", "a", "--model", "b")
-    assert refused.exit_code == 2
-    assert "two models are given: --model b and the argument 'a'" in " ".join(refused.stderr.split())
+    assert_refused(cocoa("info", "a", "--model", "b"), "two models are given: --model b and the argument 'a'")
     assert loads == []
 
 
@@ -565,5 +470,4 @@ def test_rows_are_scored_into_a_pipe(cocoa: Cocoa, labelled: Path, pipe: Path, t
     assert "is replaced" not in result.output
     os.mkfifo(tmp_path / "rows.parquet")
     refused = within_limit(lambda: cocoa("score", "--rows", labelled, "--out", str(tmp_path / "rows.parquet")))
-    assert refused.exit_code == 2
-    assert "to which Parquet cannot be written" in " ".join(refused.output.split())
+    assert_refused(refused, "to which Parquet cannot be written")

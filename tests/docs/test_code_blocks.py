@@ -21,16 +21,10 @@ from cocoa_integrations.server import create_app
 from docs._generate.command_line import commands
 from tests.helpers.live_server import served
 from tests.helpers.pages import PAGES, ROOT, SHELLS, anchors, blocks, code_spans, command_lines, name_of
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from tests.helpers.paths import PYPROJECT, tomllib
 
 WITH_PYTHON = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
-WITH_COMMANDS = [page for page in PAGES if any(block.language in SHELLS for block in blocks(page))]
 PARSERS = {"yaml": yaml.safe_load, "toml": tomllib.loads}
-WITH_OPTIONS = [page for page in PAGES if any("--" in span for span in code_spans(page))]
 SERVER = "http://127.0.0.1:8000"  # the address of `cocoa serve` on the pages
 HARNESS = "--apply_chat_template --batch_size --confirm_run_unsafe_code --fewshot_as_multiturn --system_instruction"
 OPTIONS_OF_OTHERS = {
@@ -83,48 +77,6 @@ def test_python_blocks_run(
                 assert capsys.readouterr().out.strip(), f"{name_of(page)}:{block.line} prints nothing"
 
 
-def test_settings_can_be_parsed() -> None:
-    settings = [(page, block) for page in PAGES for block in blocks(page) if block.language in PARSERS]
-    parsed = {f"{name_of(page)}:{block.line}": PARSERS[block.language](block.code) for page, block in settings}
-    assert parsed
-    assert [place for place, value in parsed.items() if not (value and isinstance(value, dict))] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", WITH_OPTIONS, ids=name_of)
-def test_options_in_the_prose_exist(page: Path) -> None:
-    """Options after ``cocoa COMMAND`` are that command's. Options alone are those of any command, or listed above."""
-    of_others = OPTIONS_OF_OTHERS.get(name_of(page), set())
-    wrong, unused = [], set(of_others)
-    for span in code_spans(page):
-        command = re.match(r"cocoa ([a-z][a-z-]*)", span)
-        if command is None and not span.startswith("--"):
-            continue  # a command of another program
-        of_commands = OPTIONS.get(command[1], set()) if command else set().union(*OPTIONS.values())
-        for option in _OPTION.findall(span):
-            if option in of_commands:
-                continue
-            if command is None and option in of_others:
-                unused.discard(option)
-            else:
-                wrong.append(f"{option} in `{span}`")
-    assert wrong == []
-    assert unused == set()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", WITH_COMMANDS, ids=name_of)
-def test_commands_exist(page: Path) -> None:
-    wrong = {}
-    for block in blocks(page):
-        if block.language not in SHELLS:
-            continue
-        for words in command_lines(block):
-            if (fault := _fault(words)) is not None:
-                wrong[f"{name_of(page)}:{block.line}: {' '.join(words)}"] = fault
-    assert wrong == {}
-
-
 FOLDERS = [path.name for path in ROOT.iterdir() if (path / "__init__.py").exists() or path.name in ("docs", "examples")]
 _PATH = re.compile(rf"(?<![\w./:-])((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*[\w/])(#[\w-]+)?")
 
@@ -146,15 +98,32 @@ def _missing_paths(text: str) -> list[str]:
     )
 
 
+def _wrong_options(page: Path, spans: list[str]) -> list[str]:
+    """Options after ``cocoa COMMAND`` are that command's. Options alone are those of any command, or listed above."""
+    of_others, of_commands = OPTIONS_OF_OTHERS.get(name_of(page), set()), set().union(*OPTIONS.values())
+    named = {
+        (re.match(r"(?:cocoa ([a-z][a-z-]*))?", span)[1], option)
+        for span in spans
+        for option in _OPTION.findall(span)
+        if re.match(r"--|cocoa [a-z]", span)
+    }
+    alone = {option for command, option in named if command is None} - of_commands
+    return sorted({*alone} ^ of_others) + [
+        f"{option} of {command}" for command, option in named if command and option not in OPTIONS.get(command, set())
+    ]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_paths_and_commands_in_the_prose_exist_and_what_is_not_run_has_a_reason(page: Path) -> None:
-    unexplained = [block.line for block in blocks(page) if block.reason is not None and len(block.reason.split()) < 2]
-    assert unexplained == []
-    spans = code_spans(page)
-    code = [block.code for block in blocks(page)]
-    commands_in_prose = [span.split() for span in spans if re.match(r"(make|pip|python\S*) ", span)]
-    faults = [fault for words in commands_in_prose if (fault := _fault(words)) is not None]
-    assert (_missing_paths("\n".join([*spans, *code])), faults) == ([], [])
+def test_what_a_page_names_exists_its_settings_can_be_parsed_and_what_is_not_run_has_a_reason(page: Path) -> None:
+    spans, code = code_spans(page), blocks(page)
+    assert [block.line for block in code if block.reason is not None and len(block.reason.split()) < 2] == []
+    settings = [PARSERS[block.language](block.code) for block in code if block.language in PARSERS]
+    assert all(parsed and isinstance(parsed, dict) for parsed in settings)
+    words = [span.split() for span in spans if re.match(r"(make|pip|python\S*) ", span)]
+    words += [line for block in code if block.language in SHELLS for line in command_lines(block)]
+    faults = {" ".join(command): fault for command in words if (fault := _fault(command)) is not None}
+    missing = _missing_paths("\n".join([*spans, *(block.code for block in code)]))
+    assert (missing, faults, _wrong_options(page, spans)) == ([], {}, [])
 
 
 TEXTS = [
@@ -256,12 +225,7 @@ def test_roles_in_docstrings_exist() -> None:
 
 def test_wrong_commands_are_seen(tmp_path: Path) -> None:
     wrong = ["cocoa ask hello --gama 1", "cocoa asc hello", "cocoa calibrate --model X --miss", "make everything"]
-    wrong += [
-        "cocoa eval nq --out runs",
-        "pip install '.[riks]'",
-        "python examples/none.py",
-        "python -m benchmarks.none",
-    ]
+    wrong += ["cocoa eval nq --out runs", "pip install '.[riks]'", "python examples/none.py", "python -m benchmarks.no"]
     page = tmp_path / "page.md"
     page.write_text("\n".join(["```bash", *(f"X=1 {line} > out.txt" for line in wrong), "```"]), encoding="utf-8")
     (commands_of_page,) = [list(command_lines(block)) for block in blocks(page)]
@@ -279,15 +243,14 @@ def _fault(words: list[str]) -> str | None:
             return "no such command"
         try:
             "--help" in rest or commands()[rest[0]].make_context(rest[0], rest[1:])  # parsed, not run
-        except Exception as error:
-            # usage errors are Typer's own, or click's in its earlier versions
-            return str(error.format_message() if hasattr(error, "format_message") else repr(error))
+        except Exception as error:  # usage errors are Typer's own, or click's in its earlier versions
+            return repr(error)
         return None
     if program == "make":
         targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
         return next((f"no target {word}" for word in rest if "=" not in word and word not in targets), None)
     if rest[:1] == ["install"]:
-        known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+        known = PYPROJECT["project"]["optional-dependencies"]
         listed = re.findall(r"(?:^|\s)(?:\.|cocoa-integrations)\[([\w,-]+)\]", " ".join(rest))
         extras = [extra for each in listed for extra in each.split(",")]
         return next((f"no extra {extra}" for extra in extras if extra not in known), None)

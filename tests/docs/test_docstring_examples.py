@@ -1,18 +1,27 @@
-"""The examples in docstrings run on the embedded model. Where an example shows output, it is compared."""
+"""The examples in docstrings run on the embedded model, and the engine's examples as they stand.
+
+Where an example in a docstring shows output, it is compared. The examples of the adapters are run beside their tests.
+"""
 
 from __future__ import annotations
 
+import base64
 import doctest
 import gc
+import io
 import pkgutil
+import re
+import runpy
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 import torch
 from llama_index.core.instrumentation import get_dispatcher
+from nbclient import NotebookClient
 
 import cocoa_engine
 import cocoa_integrations
@@ -20,6 +29,7 @@ from cocoa_engine import CocoaEngine
 from cocoa_integrations.server import create_app
 from tests.helpers.eval_data import write_truthfulqa
 from tests.helpers.live_server import served
+from tests.helpers.paths import EXAMPLES, ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +51,7 @@ def _examples() -> list[doctest.DocTest]:
     return [test for _, test in sorted(found.items()) if test.examples]
 
 
-EXAMPLES = _examples()
+IN_DOCSTRINGS = _examples()
 
 
 class _Checker(doctest.OutputChecker):
@@ -85,16 +95,16 @@ def test_every_example_is_found_and_those_that_are_skipped_are_listed() -> None:
     folders = (Path(package.__path__[0]) for package in (cocoa_engine, cocoa_integrations))
     texts = (path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py"))
     begun = sum(line.lstrip().startswith(">>> ") for text in texts for line in text.splitlines())
-    assert sum(len(test.examples) for test in EXAMPLES) == begun > 40
+    assert sum(len(test.examples) for test in IN_DOCSTRINGS) == begun > 40
     skipped = {
         test.name: number
-        for test in EXAMPLES
+        for test in IN_DOCSTRINGS
         if (number := sum(doctest.SKIP in one.options and one.options[doctest.SKIP] for one in test.examples))
     }
     assert skipped == SKIPPED
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda test: test.name)
+@pytest.mark.parametrize("example", IN_DOCSTRINGS, ids=lambda test: test.name)
 def test_examples_run(
     example: doctest.DocTest, engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,3 +127,45 @@ def test_examples_run(
         test = doctest.DocTest(examples, {**example.globs, **names}, *place)
         doctest.DocTestRunner(_Checker(), verbose=False).run(test, out=report.append)
     assert report == []
+
+
+def test_engine(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda: engine)  # loaded already
+    runpy.run_path(str(EXAMPLES / "engine.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    for part in ("answer: ", "check '", "kept", "greedy's", "stream: [", "batch:", "score:", "' Paris.'"):
+        assert part in out
+
+
+def test_chat(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[list[dict[str, str]]] = []
+    stream_chat = engine.stream_chat
+
+    def short(messages: list[dict[str, str]], **_: Any) -> Any:
+        asked.append(list(messages))
+        return stream_chat(messages, max_new_tokens=8)
+
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda: engine)
+    monkeypatch.setattr(engine, "stream_chat", short)
+    monkeypatch.setattr("sys.stdin", io.StringIO("Who wrote Dune?\nWhen?\n"))
+    runpy.run_path(str(EXAMPLES / "chat.py"), run_name="__main__")
+    assert [message["role"] for message in asked[1]] == ["user", "assistant", "user"]
+    assert asked[1][1]["content"] == engine.chat(asked[0], max_new_tokens=8).text
+    out = capsys.readouterr().out
+    assert out.count("Whole answer: ") == 2
+    assert re.search(r"\[\w+\|[123]\]", out)
+
+
+def test_notebook() -> None:
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs for cell in cells)  # none is kept: they would change with every run
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(ROOT)}}).execute()
+    answer, compared, along, layers, scored = [
+        [output.data for output in cell.outputs if "data" in output][-1] for cell in cells
+    ]
+    assert answer["text/html"].startswith('<div class="cocoa-risk">')
+    assert compared["text/html"].count('<div class="cocoa-answer">') == 2
+    for figure in (along, layers):
+        assert base64.b64decode(figure["image/png"]).startswith(b"\x89PNG")
+    assert "a text scored as given" in scored["text/html"]

@@ -50,6 +50,11 @@ def test_what_is_documented_exists_and_has_a_docstring(path: str) -> None:
     assert getattr(import_module(module), name).__doc__
 
 
+def sections(text: str) -> dict[str, str]:
+    """The sections of a generated page, by the first word of code in their headings."""
+    return dict(re.findall(r"^## `(?:cocoa )?([\w-]+)`.*?\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
+
+
 TABLES = [(CocoaConfig, settings), (Runtime, runtime_settings), (ServerSettings, server_settings)]
 
 
@@ -75,36 +80,33 @@ def test_values_of_settings() -> None:
 
 
 def test_every_command_and_option_is_listed() -> None:
-    sections = dict(re.findall(r"^## `cocoa ([\w-]+)`.*?\n(.*?)(?=^## |\Z)", command_line(), re.DOTALL | re.MULTILINE))
-    assert list(sections) == list(commands())
-    assert {"ask", "eval", "judge"} <= set(sections)
+    found = sections(command_line())
+    assert list(found) == list(commands())
+    assert {"ask", "eval", "judge"} <= set(found)
     for name, command in commands().items():
         for parameter in parameters(command):
             words = [*parameter.opts, *parameter.secondary_opts]
             if parameter.param_type_name == "argument":
                 words = [(parameter.metavar or parameter.name).strip("[]").upper()]
             for word in words:
-                assert re.search(rf"`{re.escape(word)}[ `.]", sections[name]), f"cocoa {name} {word}"
+                assert re.search(rf"`{re.escape(word)}[ `.]", found[name]), f"cocoa {name} {word}"
 
 
 @pytest.mark.slow
 def test_every_error_is_described() -> None:
-    text = error_classes()
+    found = sections(error_classes())
     for error in public_errors():
-        section = re.search(rf"^## `{error.__name__}` .*?\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
-        assert section is not None
-        assert all(f"`{base.__name__}`" in section[1] for base in error.__bases__)
+        section = found[error.__name__]
+        assert all(f"`{base.__name__}`" in section for base in error.__bases__)
         assert error.__doc__ is not None
-        assert len(section[1]) > len("Bases: ") + 40
-    assert ">CocoaEngine.generate<" in text.partition("## `PromptError`")[2].partition("## ")[0]
+        assert len(section) > len("Bases: ") + 40
+    assert ">CocoaEngine.generate<" in found["PromptError"]
 
 
 def test_every_metadata_key_is_described() -> None:
-    text = metadata_keys()
+    found = sections(metadata_keys())
     for kind in entry_types():
-        section = re.search(rf"^## `{kind.__name__}` .*?\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
-        assert section is not None
-        listed = re.findall(r"^\| `(\w+)`( \(optional\))? \|", section[1], re.MULTILINE)
+        listed = re.findall(r"^\| `(\w+)`( \(optional\))? \|", found[kind.__name__], re.MULTILINE)
         fields = {field.alias or name: field for name, field in kind.model_fields.items()}
         assert {name for name, _ in listed} == set(fields)
         assert {name for name, optional in listed if optional} == {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pkgutil
 import re
 import runpy
-import sys
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +18,7 @@ import cocoa_integrations
 from docs._generate.links import ROOT_PAGES, is_local, links, rewrite_links, target
 from docs._generate.parts import PARTS, fill
 from tests.helpers.pages import DOCS, PAGES, ROOT, SITE_PAGES, anchors, name_of
+from tests.helpers.paths import PYPROJECT
 
 
 def _nav() -> list[str]:
@@ -80,11 +80,6 @@ def test_the_tables_of_the_ends_of_answers_are_those_of_the_measures_beside_them
         assert shown.splitlines() == list(study[table]())
 
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 _PAGE = (DOCS / "explanation" / "architecture.md").read_text(encoding="utf-8")
 _ENGINE_ROW = re.compile(r"^\| (\d+) \| (.+?) \|", re.MULTILINE)
 _ADAPTER_ROW = re.compile(r"^\| ((?:`\w+(?:/|\.py)`(?:, )?)+) \|", re.MULTILINE)
@@ -102,18 +97,10 @@ LAYERS = [(int(number), name) for number, cell in _ENGINE_ROW.findall(_PAGE) for
 ADAPTERS = [name for cell in _ADAPTER_ROW.findall(_PAGE) for name in _names(cell)]
 
 
-@pytest.mark.parametrize(
-    ("package", "listed"),
-    [(cocoa_engine, [name for _, name in LAYERS]), (cocoa_integrations, ADAPTERS)],
-    ids=["cocoa_engine", "cocoa_integrations"],
-)
-def test_every_module_is_in_the_table_once(package: ModuleType, listed: list[str]) -> None:
-    assert sorted(listed) == _modules(package)
-
-
-def test_the_table_has_the_order_of_the_contract() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    (contract,) = (one for one in project["tool"]["importlinter"]["contracts"] if one["type"] == "layers")
+def test_every_module_is_in_the_table_once_in_the_order_of_the_contract() -> None:
+    assert sorted(name for _, name in LAYERS) == _modules(cocoa_engine)
+    assert sorted(ADAPTERS) == _modules(cocoa_integrations)
+    (contract,) = (one for one in PYPROJECT["tool"]["importlinter"]["contracts"] if one["type"] == "layers")
     layer_of = {name: number for number, name in LAYERS}
     order = [[layer_of[name] for name in re.findall(r"\w+", layer)] for layer in contract["layers"]]
     assert sorted(name for layer in contract["layers"] for name in re.findall(r"\w+", layer)) == sorted(layer_of)

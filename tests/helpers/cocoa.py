@@ -1,4 +1,4 @@
-"""The type of the fixtures that run the command line."""
+"""The type of the fixtures that run the command line, and what a refused command says."""
 
 from __future__ import annotations
 
@@ -7,3 +7,10 @@ from collections.abc import Callable
 from typer.testing import Result
 
 Cocoa = Callable[..., Result]
+
+
+def assert_refused(result: Result, words: str, *, lines: int | None = None) -> None:
+    """The command says these words on stderr, in some number of lines if that counts."""
+    said = result.stderr.count("\n")
+    assert (result.exit_code, said) == (2, said if lines is None else lines), result.output
+    assert words in " ".join(result.stderr.split())

@@ -7,6 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from cocoa_engine import CocoaConfig
+from cocoa_integrations.evaluation import Arm
+
 TRUTHFULQA_COLUMNS = (
     "Type", "Category", "Question", "Best Answer", "Correct Answers", "Incorrect Answers", "Source"
 )  # fmt: skip
@@ -48,3 +51,24 @@ def write_jsonl(path: Path, records: list[dict[str, Any]]) -> Path:
 def rows_of(folder: Path, name: str = "samples.jsonl") -> list[dict[str, Any]]:
     """The lines of a file in the folder of a run."""
     return [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+
+
+RUN_ARMS = [Arm("greedy"), Arm("cocoa-sig", "f_mlds", 2.5)]
+
+
+def run_settings(task: str) -> dict[str, Any]:
+    """The settings of a made-up run."""
+    decoding = CocoaConfig().model_dump(mode="json", exclude={"method", "metric", "alpha"})
+    return {"task": task, "model": {"name": "tiny"}, "decoding": decoding, "data": {"file": "a.csv"}}
+
+
+def run_rows(answers: dict[tuple[str, str], str], texts: dict[str, str]) -> list[dict[str, Any]]:
+    """The rows of a made-up run: the answers by arm and id, each about a text."""
+    arms = {str(arm): arm._asdict() for arm in RUN_ARMS}
+    both = {"references": ["A reference."], "incorrect": ["A mistake."]}
+    both |= {"metrics": {"rejected": 0.0, "rouge_l_acc": 1.0, "rouge_l": 0.5}}
+    return [
+        {"arm": arm, "id": key, "sample": key, **arms[arm], "question": texts[key], "context": texts[key], **both}
+        | {"answer": answer}
+        for (arm, key), answer in answers.items()
+    ]

@@ -10,29 +10,24 @@ TRUTHFULQA = (
     'Adversarial,History,Who flew first?,The Wrights,"The Wrights; Orville; ",Lindbergh; Earhart,x\n'
 )
 
+
+def _sentence(text: str, **errors: str) -> dict[str, Any]:
+    """A sentence with the kinds of its errors and the text of each."""
+    annotation = [{"error_class": kind.replace("_", " "), "error_span": span} for kind, span in errors.items()]
+    return {"sentence": text, "annotation": annotation}
+
+
+SENTENCES = [
+    _sentence("it was fifty euros.", No_Error=""),
+    _sentence("it was more expensive than a remote.", PredE="more expensive", EntE="not in it"),
+    _sentence("therefore it was cheap.", LinkE="therefore"),
+]
+PREDICTION = "it was fifty euros. it was more expensive than a remote. therefore it"
 DIASUMFACT: dict[str, Any] = {
     "1-5": {
         "utterances": ["industrial designer: M about fifty Euros .", "user interface: yeah ."],
         "query": "What did Industrial Designer propose?",
-        "annotations": {
-            "bart": {
-                "model_prediction": "it was fifty euros. it was more expensive than a remote. therefore it",
-                "sentence_annotations": [
-                    {"sentence": "it was fifty euros.", "annotation": [{"error_class": "No Error", "error_span": ""}]},
-                    {
-                        "sentence": "it was more expensive than a remote.",
-                        "annotation": [
-                            {"error_class": "PredE", "error_span": "more expensive"},
-                            {"error_class": "EntE", "error_span": "not in it"},
-                        ],
-                    },
-                    {
-                        "sentence": "therefore it was cheap.",
-                        "annotation": [{"error_class": "LinkE", "error_span": "therefore"}],
-                    },
-                ],
-            }
-        },
+        "annotations": {"bart": {"model_prediction": PREDICTION, "sentence_annotations": SENTENCES}},
     }
 }
 

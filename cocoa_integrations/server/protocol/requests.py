@@ -141,8 +141,8 @@ class DecodingRequest(BaseModel):
     def read(cls, given: Mapping[str, Any], limits: ServerSettings) -> Self:
         """The checked request. Nothing is made of a value that is refused, so that the work is bounded.
 
-        An :class:`ApiError` names a parameter that is wrong, not supported, contradicts another one, or is above a
-        limit.
+        An :class:`~.errors.ApiError` names a parameter that is wrong, not supported, contradicts another, or is above
+        a limit.
         """
         given = {name: value for name, value in given.items() if value is not None}
         cls._screen(given, limits)
@@ -219,7 +219,7 @@ class DecodingRequest(BaseModel):
     def config(self, base: CocoaConfig, limits: ServerSettings) -> CocoaConfig:
         """The settings of the decode; ``base`` has those that the request does not give.
 
-        An :class:`ApiError` names a setting that is out of range, above a limit, given twice, or has no effect.
+        An :class:`~.errors.ApiError` names a setting out of range, above a limit, given twice or without effect.
         """
         given = self._settings()
         method = str(given.get("method", ("", base.method))[1])
@@ -335,7 +335,7 @@ class ChatRequest(DecodingRequest):
             raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
 
     def tool_request(self) -> ToolRequest:
-        """The tools and the response format. Raises :class:`ApiError`, with its name, if one of them is not valid."""
+        """The tools and the response format. Raises :class:`~.errors.ApiError`, with its name, if one is not valid."""
         try:
             return ToolRequest.of(
                 self.tools,

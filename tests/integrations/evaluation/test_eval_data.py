@@ -88,7 +88,7 @@ def test_an_id_of_its_own(tmp_path: Path, task: str) -> None:
     assert [sample.id for sample in load_samples(task, path)] == ["x7", "3"]
 
 
-def test_what_mbpp_runs_before_its_tests(tmp_path: Path) -> None:
+def test_what_fields_may_hold(tmp_path: Path) -> None:
     record = {"task_id": 1, "prompt": "p", "code": "c", "test_list": ["t"]}
     before = [
         {"test_imports": ["import re"]},
@@ -97,12 +97,13 @@ def test_what_mbpp_runs_before_its_tests(tmp_path: Path) -> None:
     ]
     path = write_jsonl(tmp_path / "a.jsonl", [{**record, "task_id": n, **one} for n, one in enumerate(before)])
     assert [sample.tests for sample in load_samples("mbpp", path)] == [["import re", "t"], ["x = 1", "t"], ["t"]]
-
-
-def test_a_character_in_two_halves_is_whole(tmp_path: Path) -> None:
+    # a character in two halves is whole
     (tmp_path / "a.jsonl").write_text(_ONE.replace('"y"', '"\\ud83d\\ude00"'))
     (sample,) = load_samples("samsum", tmp_path / "a.jsonl")
     assert sample.references == ["\U0001f600"]
+    question = "Is this\none\u2028question?"
+    (sample,) = load_samples("truthfulqa_gen", write_truthfulqa(tmp_path / "a.csv", [(question, *TRUTHFULQA[0][1:])]))
+    assert sample.question == question
 
 
 def test_gzip_folder_limit_and_shuffle(tmp_path: Path) -> None:
@@ -168,15 +169,7 @@ def test_bad_requests(truthfulqa: Path) -> None:
     assert find_task("NQ-Swap").name == "nq_swap"
 
 
-def test_a_field_may_hold_line_ends_and_separators(tmp_path: Path) -> None:
-    question = "Is this\none\u2028question?"
-    (sample,) = load_samples("truthfulqa_gen", write_truthfulqa(tmp_path / "a.csv", [(question, *TRUTHFULQA[0][1:])]))
-    assert sample.question == question
-
-
 def test_the_answer_in_a_text() -> None:
-    assert (
-        TASKS["xsum"].answer("\n\nA bridge was shut.\nOn Monday.\n\nDocument: ...") == "A bridge was shut.\nOn Monday."
-    )
+    assert TASKS["xsum"].answer("\n\nA bridge was\nshut.\n\nDocument: ...") == "A bridge was\nshut."
     assert TASKS["nq"].answer("\n 1945\nThe answer is: 1945") == "1945"
     assert TASKS["gsm8k"].answer(" 2 + 3\n\n#### 5\n") == "2 + 3\n\n#### 5"

@@ -1,4 +1,4 @@
-"""The LLM judge: its verdicts, what is no verdict, what it is not asked again, and how far it agrees with people.
+"""The LLM judge: its verdicts, what is no verdict, how far it agrees with people, and FActScore.
 
 The judges here are chat models that answer by rule: what is tested is what becomes of a reply, not how good a judge is.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import threading
 import time
@@ -17,17 +18,17 @@ from typing import Any, cast
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
-from cocoa_engine import CocoaConfig, CocoaEngine
+from cocoa_engine.cli import progress
 from cocoa_engine.errors import ConfigError, DataError
-from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples
 from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
-from cocoa_integrations.evaluation.judge import Judge, judge_run
-from cocoa_integrations.evaluation.prompts import QUESTIONS, yes_or_no
-from tests.helpers.cocoa import Cocoa
-from tests.helpers.eval_data import rows_of, write_truthfulqa
+from cocoa_integrations.evaluation.harness import SAMPLES, new_run
+from cocoa_integrations.evaluation.judge import Judge, factscore, factscore_report, factscore_run, judge_run
+from cocoa_integrations.evaluation.prompts import QUESTIONS, facts_of, yes_or_no
+from tests.helpers.cocoa import Cocoa, assert_refused
+from tests.helpers.eval_data import RUN_ARMS as ARMS
+from tests.helpers.eval_data import TRUTHFULQA, rows_of, run_rows, run_settings, write_jsonl
 from tests.helpers.judges import RuleJudge
 
-ARMS = [Arm("greedy"), Arm("cocoa-sig", "f_mlds", 2.5)]
 CORRECT, WRONG = '{"verdict": "Correct"}', '```json\n{"verdict": "Wrong"}\n```'
 
 
@@ -43,23 +44,65 @@ def _long_is_true(prompt: str) -> str:
     return "Yes" if len(_of(prompt)) % 3 else "No."
 
 
-@pytest.fixture(scope="module")
-def finished(engine: CocoaEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("judged")
-    samples = load_samples("truthfulqa_gen", write_truthfulqa(folder / "data.csv"))
-    config = CocoaConfig(max_new_tokens=10)
-    evaluate(engine, TASKS["truthfulqa_gen"], samples, ARMS, folder / "out", config=config)
-    return folder / "out"
+ANSWERS = {
+    ("greedy", "0"): "Paris.",
+    ("greedy", "1"): "Pigs can.",
+    ("greedy", "2"): "It is flat.",
+    (str(ARMS[1]), "0"): "Paris.",
+    (str(ARMS[1]), "1"): "They can not.",
+    (str(ARMS[1]), "2"): "Round",
+}
+QUESTIONS_ASKED = {str(number): question for number, (question, *_) in enumerate(TRUTHFULQA)}
+DOCUMENTS = {"1": "Ann baked a cake on Monday.", "2": "Bob sold his car."}
+SUMMARIES = {
+    ("greedy", "1"): "Ann baked two cakes.",
+    ("greedy", "2"): "Bob sold a car.",
+    (str(ARMS[1]), "1"): "Ann baked.",
+    (str(ARMS[1]), "2"): "",
+}
+REPLIES = {
+    "Summary:\nAnn baked two cakes.": 'Here: ["Ann baked.", "There were two cakes.", "Ann baked."]',
+    "Summary:\nBob sold a car.": '```json\n["Bob sold a car."]\n```',
+    "Summary:\nAnn baked.": '["Ann baked."]',
+    "Statement: Ann baked.": "Yes",
+    "Statement: There were two cakes.": "no.",
+    "Statement: Bob sold a car.": "Yes.",
+}
+
+
+def run_of(task: str, path: Path) -> Path:
+    """The folder of a run of two arms: three questions, or summaries of two documents."""
+    answers, texts = (ANSWERS, QUESTIONS_ASKED) if task == "truthfulqa_gen" else (SUMMARIES, DOCUMENTS)
+    with new_run(path, run_settings(task)):
+        write_jsonl(path / SAMPLES, run_rows(answers, texts))
+    return path
 
 
 @pytest.fixture
-def folder(finished: Path, tmp_path: Path) -> Path:
-    """A run of two arms on three questions, its own copy."""
-    copy = tmp_path / "run"
-    copy.mkdir()
-    for name in ("settings.json", "samples.jsonl"):
-        (copy / name).write_bytes((finished / name).read_bytes())
-    return copy
+def folder(tmp_path: Path) -> Path:
+    return run_of("truthfulqa_gen", tmp_path / "run")
+
+
+@pytest.fixture
+def summaries(tmp_path: Path) -> Path:
+    return run_of("samsum", tmp_path / "summaries")
+
+
+def recording(replies: dict[str, str]) -> RuleJudge:
+    """A judge whose reply is the last whose key is in a prompt."""
+
+    def rule(prompt: str) -> str:
+        reply = next(reply for key, reply in reversed(replies.items()) if key in prompt)
+        if reply == "error":
+            raise ValueError("status 500")
+        return reply
+
+    return RuleJudge(rule=rule, temperature=0.0)
+
+
+@pytest.fixture
+def recorded() -> RuleJudge:
+    return recording(REPLIES)
 
 
 def test_verdicts_become_the_papers_figures(folder: Path) -> None:
@@ -81,18 +124,24 @@ def test_verdicts_become_the_papers_figures(folder: Path) -> None:
     assert all(options["temperature"] == 0.0 for options in judge.options)
 
 
-def test_what_was_judged_is_not_asked_again(folder: Path) -> None:
-    judge = RuleJudge(rule=_long_is_true)
-    first = judge_run(folder, judge)
-    distinct = {(row["question"], row["answer"]) for row in rows_of(folder)}
-    assert len(judge.prompts) == len(set(judge.prompts)) == 2 * len(distinct)
+@pytest.mark.parametrize("of_facts", [False, True])
+def test_nothing_is_asked_twice(folder: Path, summaries: Path, recorded: RuleJudge, of_facts: bool) -> None:
+    run, judge, name = judge_run, RuleJudge(rule=_long_is_true), "judgements.jsonl"
+    if of_facts:
+        run, judge, name, folder = factscore_run, recorded, "factscore.jsonl", summaries
+    first = run(folder, judge)
     asked = len(judge.prompts)
-    assert judge_run(folder, judge) == first
+    assert asked == len(set(judge.prompts)) == (6 if of_facts else 2 * 5)  # a text that both arms have is asked of once
+    assert run(folder, judge) == first
     assert len(judge.prompts) == asked
-    other = RuleJudge(rule=lambda prompt: "No" if "informativeness" in prompt else WRONG)
-    assert judge_run(folder, other, name="another judge")["arms"][0]["metrics"]["truth"]["mean"] == 0.0
-    assert len(other.prompts) == asked  # another judge has verdicts of its own
-    assert judge_run(folder, judge) == first
+    other = RuleJudge(rule=lambda prompt: "[]" if "Summary:" in prompt else "No" if "informative" in prompt else WRONG)
+    by_other = run(folder, other, name="another judge")
+    assert len(other.prompts) == (3 if of_facts else asked)  # another judge has verdicts of its own
+    assert of_facts or by_other["arms"][0]["metrics"]["truth"]["mean"] == 0.0
+    assert run(folder, judge) == first
+    write_jsonl(folder / name, rows_of(folder, name)[:2])  # as after an interruption
+    assert run(folder, judge)["arms"] == first["arms"]
+    assert len(judge.prompts) == 2 * asked - 2
 
 
 @pytest.mark.parametrize("rubbish", ["", "I think it is Correct.", '{"verdict": "Maybe"}', '{"verdict": true}', "[]"])
@@ -121,13 +170,13 @@ def test_faults_and_time_outs_are_retried(folder: Path) -> None:
         if isinstance(fault, Exception):
             raise fault
         if fault == "sleep":
-            time.sleep(3)
+            time.sleep(4)
         return fault or _long_is_true(prompt)
 
-    results = judge_run(folder, RuleJudge(rule=rule), timeout=1.0, concurrency=1, attempts=7)
+    results = judge_run(folder, RuleJudge(rule=rule), timeout=2.0, concurrency=1, attempts=7)
     assert all(arm["unjudged"] == 0 for arm in results["arms"])
     errors = [line["error"] for line in rows_of(folder, "judgements.jsonl") if line["error"]]
-    assert errors[:2] == ["RuntimeError: overloaded", "no reply within 1 s"]
+    assert errors[:2] == ["RuntimeError: overloaded", "no reply within 2 s"]
     assert errors[2].startswith("UnicodeEncodeError")
     assert errors[3:] == [r"RuntimeError: \ud83d", "no verdict in the reply", "no verdict in the reply"]
 
@@ -204,7 +253,7 @@ def test_prompts_are_the_papers_word_by_word(task: str) -> None:
         assert [line for line in lines if line] == printed.splitlines()
 
 
-def test_bad_requests(folder: Path, tmp_path: Path) -> None:
+def test_bad_requests(folder: Path, summaries: Path, tmp_path: Path, recorded: RuleJudge) -> None:
     judge = RuleJudge(rule=_long_is_true)
     with pytest.raises(ConfigError, match="contains no run"):
         judge_run(tmp_path / "none", judge)
@@ -214,28 +263,46 @@ def test_bad_requests(folder: Path, tmp_path: Path) -> None:
     (folder / "settings.json").write_text(json.dumps({**settings, "task": "mbpp"}))
     with pytest.raises(ConfigError, match="mbpp needs no judge"):
         judge_run(folder, judge)
+    with pytest.raises(ConfigError, match="samsum and xsum, not for mbpp"):
+        factscore_run(folder, recorded)
+    for gamma in (0, -1, math.nan, math.inf):
+        with pytest.raises(ConfigError, match="gamma must be above 0"):
+            factscore_run(summaries, recorded, gamma=gamma)
+    assert not recorded.prompts
+    assert not (summaries / "factscore.jsonl").exists()
 
 
-def test_command_with_an_unknown_judge(folder: Path, cocoa: Cocoa) -> None:
-    shown = cocoa("judge", folder, "--judge", "nobody:model")
-    assert (shown.exit_code, shown.stderr.count("\n")) == (2, 1)
-    assert "nobody" in shown.stderr
-    assert not (folder / "judged.md").exists()
-
-
-def test_command(folder: Path, cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("of_facts", [False, True])
+def test_command(
+    summaries: Path, recorded: RuleJudge, cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch, of_facts: bool
+) -> None:
+    options, file, words = (), "judged.md", "Judge: openai:gpt-4o."
+    if of_facts:
+        options, file, words = ("--factscore", "--gamma", "10"), "factscore.md", f"{words} FActScore with the length"
+    unknown = cocoa("judge", summaries, "--judge", "nobody:model", *options)
+    assert (unknown.exit_code, unknown.stderr.count("\n")) == (2, 1)
+    assert "nobody" in unknown.stderr
+    assert not (summaries / file).exists()
     asked: list[tuple[str, Any]] = []
 
-    def made(name: str, **options: Any) -> RuleJudge:
-        asked.append((name, options))
-        return RuleJudge(rule=_long_is_true, temperature=0.0)
+    def made(name: str, **settings: Any) -> RuleJudge:
+        asked.append((name, settings))
+        return recorded if of_facts else RuleJudge(rule=lambda _: '{"final_verdict": "Hallucination"}', temperature=0.0)
 
     monkeypatch.setattr("langchain.chat_models.init_chat_model", made)
-    shown = cocoa("judge", folder, "--judge", "openai:gpt-4o")
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    shown = cocoa("judge", summaries, "--judge", "openai:gpt-4o", *options)
     assert shown.exit_code == 0, shown.output
     assert asked == [("openai:gpt-4o", {"temperature": 0.0})]
-    assert shown.stdout == (folder / "judged.md").read_text()
-    assert "Judge: openai:gpt-4o." in shown.stdout
+    assert shown.stdout == (summaries / file).read_text()
+    assert words in shown.stdout
+    assert all(
+        re.search(rf"^judge: \d+ of \d+ {unit}, ", shown.stderr, re.MULTILINE)
+        for unit in ("summaries", "facts")
+        if of_facts
+    )
+    for wrong, message in ((("--gamma", "10"), "--factscore"), (("--factscore", "--labels", "x.csv"), "--labels")):
+        assert_refused(cocoa("judge", summaries, "--judge", "openai:gpt-4o", *wrong), message)
 
 
 def write_labels(path: Path, rows: list[dict[str, str]]) -> Path:
@@ -285,26 +352,18 @@ def test_labels_of_a_run(folder: Path, tmp_path: Path) -> None:
     rows[-1]["bob:info"] = ""
     labels = write_labels(tmp_path / "labels.csv", rows)
     results = judge_run(folder, RuleJudge(rule=_long_is_true), labels=labels)
-    alike = len({row["ann"] for row in rows}) == 1
-    kappa = None if alike else pytest.approx(1.0)
-    assert results["agreement"]["truth"]["judge"] == {"ann": {"kappa": kappa, "pairs": len(rows)}}
+    assert results["agreement"]["truth"]["judge"] == {"ann": {"kappa": pytest.approx(1.0), "pairs": len(rows)}}
     informative = {(row["arm"], row["id"]): row["bob:info"] == "1" for row in rows[:-1]}
     judged = [len(row["answer"]) % 3 > 0 for row in rows_of(folder)[:-1]]
     by_bob = results["agreement"]["info"]["judge"]["bob"]
     assert by_bob["pairs"] == len(rows) - 1
     assert by_bob["kappa"] == pytest.approx(cohen_kappa_score(judged, list(informative.values())))
     shown = (folder / "judged.md").read_text()
-    assert f"- judge and ann: {'not' if alike else '1.000'}" in shown.split("about truth:")[1]
+    assert "- judge and ann: 1.000" in shown.split("about truth:")[1]
     assert f"- judge and bob: {by_bob['kappa']:.3f}" in shown.split("about informativeness:")[1]
-
-
-def test_an_empty_answer_has_labels_but_no_verdict(folder: Path, tmp_path: Path) -> None:
-    rows = rows_of(folder)
-    rows[0]["answer"] = ""
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    labels = [{"arm": row["arm"], "id": row["id"], "ann": "1"} for row in rows]
-    results = judge_run(folder, RuleJudge(rule=_long_is_true), labels=write_labels(tmp_path / "labels.csv", labels))
-    found = results["agreement"]["truth"]
+    rows_with_empty = [{**row, "answer": row["answer"] if number else ""} for number, row in enumerate(rows_of(folder))]
+    write_jsonl(folder / SAMPLES, rows_with_empty)  # an empty answer has labels, but no verdict
+    found = judge_run(folder, RuleJudge(rule=_long_is_true), labels=labels)["agreement"]["truth"]
     assert found["labelled"] == {"ann": len(rows)}
     assert found["judge"]["ann"]["pairs"] == len(rows) - 1
 
@@ -337,3 +396,75 @@ def test_a_verdict_counts_whatever_its_provider_says_of_tokens(usage: object) ->
     judge = Judge(cast(Any, SimpleNamespace(temperature=0, invoke=lambda prompt: reply)), "judge", attempts=1)
     [[line]] = judge.replies([judge.asked("Is it?", yes_or_no)])
     assert (line["verdict"], line["tokens"]) == (True, None)
+
+
+# --- FActScore
+
+
+def test_the_share_of_facts_that_the_document_supports(summaries: Path, recorded: RuleJudge) -> None:
+    results = factscore_run(summaries, recorded)
+    greedy, cocoa = results["arms"]
+    assert greedy["metrics"]["factscore"]["mean"] == pytest.approx((1 / 2 + 1) / 2)
+    assert greedy["metrics"]["facts"]["mean"] == 1.5
+    assert (cocoa["metrics"]["factscore"]["mean"], cocoa["without_facts"], cocoa["unjudged"]) == (1.0, 1, 0)
+    assert cocoa["metrics"]["factscore"]["difference"]["estimate"] == 0.5  # of the one summary that both have
+    assert json.loads((summaries / "factscore.json").read_text()) == results
+    read = sum(len(prompt.split()) for prompt in recorded.prompts)
+    written = sum(len(line["reply"].split()) for line in rows_of(summaries, "factscore.jsonl"))
+    assert results["cost"] == {"calls": 6, "without_verdict": 0, "input_tokens": read, "output_tokens": written}
+    shown = (summaries / "factscore.md").read_text()
+    assert shown == factscore_report(results)
+    assert f"Calls of the judge: 6, 0 of them without a verdict; {read} tokens read and {written} written." in shown
+    assert "| Baseline (greedy) | - | 75.00 ± 25.00 | 1.50 ± 0.50 | 0 |" in shown
+    assert "Summaries empty or without a fact, which are left out of the means: 1 across all arms." in shown
+    # three summaries, and three facts: "Ann baked." is checked once for both methods
+    prompts = recorded.prompts
+    assert len(prompts) == len(set(prompts)) == 6
+    checks = [prompt for prompt in prompts if "Statement: " in prompt]
+    assert all(DOCUMENTS["2" if "Bob" in prompt else "1"] in prompt for prompt in checks)
+    assert not any(document in prompt for prompt in prompts if prompt not in checks for document in DOCUMENTS.values())
+
+
+def test_errors_are_kept_and_asked_again(summaries: Path, recorded: RuleJudge) -> None:
+    faults = {"Statement: There were two cakes.": "error", "Summary:\nBob sold a car.": "I cannot do that."}
+    results = factscore_run(summaries, recording(REPLIES | faults), attempts=2)
+    greedy = results["arms"][0]
+    assert (greedy["unjudged"], greedy["metrics"]["factscore"]["mean"]) == (2, None)
+    assert results["cost"]["without_verdict"] == 4
+    errors = [line for line in rows_of(summaries, "factscore.jsonl") if line["error"]]
+    kinds = ["ValueError: status 500"] * 2 + ["no verdict in the reply"] * 2
+    assert sorted(line["error"] for line in errors) == kinds
+    assert {line["reply"] for line in errors} == {None, "I cannot do that."}
+    assert (
+        "Summaries without all verdicts, which are left out of the means: 2" in (summaries / "factscore.md").read_text()
+    )
+    mended = factscore_run(summaries, recorded)
+    assert mended["arms"][0]["metrics"]["factscore"]["mean"] == 0.75
+    assert mended["cost"]["without_verdict"] == 4
+
+
+def test_the_length_penalty_is_that_of_the_papers_code(summaries: Path, recorded: RuleJudge) -> None:
+    assert factscore([True, True, False]) == pytest.approx(2 / 3)
+    assert factscore([True, True, False], gamma=10) == pytest.approx(2 / 3 * math.exp(1 - 10 / 3))
+    assert factscore([True] * 10, gamma=10) == 1.0
+    assert factscore([True] * 5 + [False] * 6, gamma=10) == 5 / 11
+    results = factscore_run(summaries, recorded, gamma=10)
+    expected = (0.5 * math.exp(1 - 10 / 2) + math.exp(1 - 10)) / 2
+    assert results["arms"][0]["metrics"]["factscore"]["mean"] == pytest.approx(expected)
+    assert "FActScore with the length penalty of gamma = 10." in (summaries / "factscore.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("reply", "facts"),
+    [
+        ('["A.", "B."]', ["A.", "B."]),
+        ('Of [1]: ["A."]', ["A."]),
+        ("[]", []),
+        ('["A.", ""]', None),
+        ('{"facts": "A."}', None),
+        ('["A."', None),
+        ("None.", None),
+    ],
+)
+def test_facts_in_a_reply(reply: str, facts: list[str] | None) -> None:
+    assert facts_of(reply) == facts

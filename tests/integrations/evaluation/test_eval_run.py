@@ -30,11 +30,13 @@ from cocoa_integrations.evaluation import (
     metrics,
 )
 from cocoa_integrations.evaluation.harness import new_run
+from cocoa_integrations.evaluation.judge import judge_run
 from cocoa_integrations.evaluation.tasks import Sample
 from tests.helpers.alike import near
-from tests.helpers.cocoa import Cocoa
+from tests.helpers.cocoa import Cocoa, assert_refused
 from tests.helpers.eval_data import TRUTHFULQA, rows_of, write_truthfulqa
 from tests.helpers.forward_passes import Pass, record
+from tests.helpers.judges import RuleJudge
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 ARMS = [Arm("greedy"), Arm("cocoa-sig", "f_mlds", 2.5)]
@@ -108,6 +110,8 @@ def test_generation_is_the_engines(engine: CocoaEngine, data_files: dict[str, Pa
         assert "".join(span["text"] for span in row["spans"]) == expected.text
         assert row["metrics"]["em"] == metrics.exact_match(row["answer"], sample.references)
     assert [one["samples"] for one in results["arms"]] == [2, 2]
+    judged = judge_run(tmp_path / "out", RuleJudge(rule=lambda _: '{"evaluation": "Correct"}'))  # which reads the run
+    assert [(one["samples"], one["unjudged"]) for one in judged["arms"]] == [(2, 0)] * 2
 
 
 def test_a_prompt_that_does_not_fit_is_cut(tmp_path: Path) -> None:
@@ -359,10 +363,7 @@ def test_command_runs_code_only_when_allowed(
     out = tmp_path / "out"
     monkeypatch.setattr(generated_code, "confines", lambda: False)
     arguments = ("eval", "mbpp", "--data", data_files["mbpp"], "--out", out, "--methods", "greedy")
-    refused = cocoa(*arguments, "--max-new-tokens", "4")
-    assert refused.exit_code == 2
-    assert "--confirm-run-unsafe-code" in refused.stderr
-    assert refused.stderr.count("\n") == 1
+    assert_refused(cocoa(*arguments, "--max-new-tokens", "4"), "--confirm-run-unsafe-code", lines=1)
     assert not out.exists()
     # the model writes the solution, and the tests are run on it
     (sample,) = load_samples("mbpp", data_files["mbpp"])
@@ -398,10 +399,7 @@ def test_command_runs_code_only_when_allowed(
 def test_command_with_bad_input(
     cocoa: Cocoa, truthfulqa: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    shown = cocoa("eval", *arguments, "--data", truthfulqa, "--out", tmp_path / "out")
-    assert shown.exit_code == 2
-    assert message in shown.stderr
-    assert shown.stderr.count("\n") == 1
+    assert_refused(cocoa("eval", *arguments, "--data", truthfulqa, "--out", tmp_path / "out"), message, lines=1)
     assert not (tmp_path / "out").exists()
 
 
@@ -410,7 +408,6 @@ def test_command_with_bad_input(
     [
         ("rouge_score", "from cocoa_integrations.evaluation.metrics import rouge_l; rouge_l('a', ['a'])"),
         ("pyarrow", "from cocoa_integrations.evaluation import load_samples; load_samples('nq_swap', 'a.parquet')"),
-        ("lm_eval", "import cocoa_integrations.lm_eval"),
         ("sklearn", "from cocoa_integrations.evaluation.agreement import read_labels; read_labels(None, (), ())"),
     ],
 )
@@ -418,7 +415,7 @@ def test_missing_packages_are_named(missing: str, code: str, tmp_path: Path, mon
     (tmp_path / "a.parquet").write_text("")
     monkeypatch.chdir(tmp_path)
     for name in list(sys.modules):
-        if name.partition(".")[0] == missing or name.startswith("cocoa_integrations.lm_eval"):
+        if name.partition(".")[0] == missing:
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
     metrics._rouge.cache_clear()

@@ -72,45 +72,44 @@ def test_a_model_of_the_paper_is_chosen() -> None:
         choose_model("nq", "x", "Qwen-2.5-7b")
 
 
+FIGURES = {
+    "truthfulqa_mc": ("mc1", "mc2", "mc3"),
+    "truthfulqa_gen": ("truth", "info", "rejected", "truth_and_info", "truth_kept", "info_kept", "truth_and_info_kept"),
+    **dict.fromkeys(("nq", "nq_swap"), ("em", "f1", "truth")),
+    **dict.fromkeys(("samsum", "xsum"), ("truth", "rouge_l")),
+    "mbpp": ("pass_at_1",),
+    "gsm8k": ("accuracy",),
+}
+
+
 @pytest.mark.parametrize(
     ("task", "model", "arm", "figures"),
     [  # read off the paper's tables by hand
-        ("truthfulqa_mc", "Llama-3-8b", Arm("cocoa-sig", "con_mlds", 6.0), {"mc1": 45.17, "mc2": 54.89, "mc3": 33.40}),
-        ("truthfulqa_mc", "Mistral-7b", Arm("greedy"), {"mc1": 45.65, "mc2": 65.61, "mc3": 37.09}),
-        ("truthfulqa_mc", "Qwen-2.5-7b", Arm("decore"), {"mc1": 43.08, "mc2": 60.24, "mc3": 32.41}),
-        ("truthfulqa_mc", "Qwen-2.5-32b", Arm("dola"), {"mc1": 23.38, "mc2": 48.00, "mc3": 24.44}),
-        ("nq", "Llama-3-8b", Arm("decore"), {"em": 53.80, "f1": 0.7140}),
-        ("nq", "Qwen-2.5-14b", Arm("diver"), {"em": 49.73, "f1": 0.7184, "truth": 88.20}),
-        ("nq_swap", "Qwen-2.5-14b", Arm("cocoa-sig", "con_mlds", 6.0), {"em": 41.10, "f1": 0.5183}),
-        ("samsum", "Llama-3-8b", Arm("diver"), {"truth": 72.40, "rouge_l": 0.3135}),
-        ("xsum", "Mistral-7b", Arm("dola"), {"truth": 68.97, "rouge_l": 0.2093}),
-        ("mbpp", "CodeLlama-7b", Arm("cocoa-sig", "f_mlds", 2.5), {"pass_at_1": 0.4005}),
-        ("gsm8k", "Llama-3-8b", Arm("greedy"), {"accuracy": 70.61}),
+        ("truthfulqa_mc", "Llama-3-8b", Arm("cocoa-sig", "con_mlds", 6.0), (45.17, 54.89, 33.40)),
+        ("truthfulqa_mc", "Mistral-7b", Arm("greedy"), (45.65, 65.61, 37.09)),
+        ("truthfulqa_mc", "Qwen-2.5-7b", Arm("decore"), (43.08, 60.24, 32.41)),
+        ("truthfulqa_mc", "Qwen-2.5-32b", Arm("dola"), (23.38, 48.00, 24.44)),
+        ("nq", "Llama-3-8b", Arm("decore"), (53.80, 0.7140, None)),
+        ("nq", "Qwen-2.5-14b", Arm("diver"), (49.73, 0.7184, 88.20)),
+        ("nq_swap", "Qwen-2.5-14b", Arm("cocoa-sig", "con_mlds", 6.0), (41.10, 0.5183, None)),
+        ("samsum", "Llama-3-8b", Arm("diver"), (72.40, 0.3135)),
+        ("xsum", "Mistral-7b", Arm("dola"), (68.97, 0.2093)),
+        ("mbpp", "CodeLlama-7b", Arm("cocoa-sig", "f_mlds", 2.5), (0.4005,)),
+        ("gsm8k", "Llama-3-8b", Arm("greedy"), (70.61,)),
         (
-            "truthfulqa_gen",
-            "Llama-3-8b",
-            Arm("cocoa-sig", "con_mlds", 100.0),
-            {"truth": 80.82, "info": 54.20, "rejected": 25.42, "truth_and_info": 43.80}
-            | {"truth_kept": 74.28, "info_kept": 72.67, "truth_and_info_kept": 53.97},
+            *("truthfulqa_gen", "Llama-3-8b", Arm("cocoa-sig", "con_mlds", 100.0)),
+            (80.82, 54.20, 25.42, 43.80, 74.28, 72.67, 53.97),
         ),
+        ("truthfulqa_gen", "Llama-3-8b", Arm("cocoa", "f_mlds", 1.0), (75.40, 65.24, None, 49.19, 69.51, 81.25, 56.48)),
         (
-            "truthfulqa_gen",
-            "Llama-3-8b",
-            Arm("cocoa", "f_mlds", 1.0),
-            {"truth": 75.40, "info": 65.24, "truth_and_info": 49.19}
-            | {"truth_kept": 69.51, "info_kept": 81.25, "truth_and_info_kept": 56.48},
-        ),
-        (
-            "truthfulqa_gen",
-            "Qwen-2.5-32b",
-            Arm("cocoa-sig", "con_mlds", 2.5),
-            {"truth": 75.00, "info": 69.17, "rejected": 18.46, "truth_and_info": 51.88}
-            | {"truth_kept": 67.85, "info_kept": 88.75, "truth_and_info_kept": 60.21},
+            *("truthfulqa_gen", "Qwen-2.5-32b", Arm("cocoa-sig", "con_mlds", 2.5)),
+            (75.00, 69.17, 18.46, 51.88, 67.85, 88.75, 60.21),
         ),
     ],
 )
-def test_the_papers_figures(task: str, model: str, arm: Arm, figures: dict[str, float]) -> None:
-    assert paper_results(task, model, arm) == figures
+def test_the_papers_figures(task: str, model: str, arm: Arm, figures: tuple[float | None, ...]) -> None:
+    expected = {name: value for name, value in zip(FIGURES[task], figures, strict=True) if value is not None}
+    assert paper_results(task, model, arm) == expected
 
 
 WINDOWS = {"": None, "all": (1, 32), "11-19": (11, 19), "12-18": (12, 18), "13-17": (13, 17), "14-16": (14, 16)}

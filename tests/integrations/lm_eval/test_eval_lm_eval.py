@@ -180,16 +180,15 @@ def test_devices(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bad_model_args(engine: CocoaEngine) -> None:
-    with pytest.raises(ConfigError, match=r"unknown option 'alfa' \(did you mean 'alpha'\?\)"):
-        CocoaLM(alfa=1)
-    with pytest.raises(ConfigError, match="batch_size"):
-        CocoaLM(engine=engine, batch_size="many")
-    with pytest.raises(ConfigError, match="method"):
-        CocoaLM(engine=engine, method="dowsing")
-    with pytest.raises(ConfigError, match="engine= is given"):
-        CocoaLM(engine=engine, forward="modules")
-    with pytest.raises(ConfigError, match="dola_layers"):
-        CocoaLM(engine=engine, method="dola", dola_layers="16-x")
+    for options, message in [
+        ({"alfa": 1}, r"unknown option 'alfa' \(did you mean 'alpha'\?\)"),
+        ({"batch_size": "many"}, "batch_size"),
+        ({"method": "dowsing"}, "method"),
+        ({"forward": "modules"}, "engine= is given"),
+        ({"method": "dola", "dola_layers": "16-x"}, "dola_layers"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            CocoaLM(engine=engine, **options)
     for layers, parsed in ((16, "16"), ("16-18-20", "16,18,20"), ([16, 18], "16,18")):
         assert CocoaLM(engine=engine, dola_layers=layers).config.dola_layers == parsed
     with pytest.raises(ConfigError, match="--metadata"):

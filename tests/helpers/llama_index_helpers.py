@@ -1,4 +1,4 @@
-"""A listener on LlamaIndex's events, a retriever, and logits processors that script or count an answer."""
+"""A listener on LlamaIndex's events, a retriever, and a logits processor that scripts an answer."""
 
 from __future__ import annotations
 
@@ -58,17 +58,6 @@ async def answered(engine: Any, how: str, question: str) -> tuple[str, Any]:
     if isinstance(response, (StreamingResponse, RiskStreamingChatResponse)):
         return "".join(await asyncio.to_thread(list, response.response_gen)), response
     return str(response), response
-
-
-class Counter:
-    """A logits processor that counts its calls and changes nothing."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return scores
 
 
 class Script:

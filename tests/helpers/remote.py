@@ -61,10 +61,3 @@ class Recording:
             return messages.pop(0) if messages else await receive()
 
         await self._app(scope, replayed, send)
-
-
-def same_ids(report: dict[str, Any]) -> dict[str, Any]:
-    """A report whose tool calls have their numbers as ids: each call gets a new id."""
-    if "tool_calls" not in report:
-        return report
-    return {**report, "tool_calls": [{**call, "id": n} for n, call in enumerate(report["tool_calls"])]}

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.report import RiskReport, ValueReport
+from tests.helpers.model_folders import TEMPLATE
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 
@@ -48,10 +49,7 @@ PATHS = [
 def engine_for_schemas() -> CocoaEngine:
     """Random weights, a chat template, and room for a prompt that contains a schema."""
     tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = (
-        "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}"
-        "{% if add_generation_prompt %}[assistant] {% endif %}"
-    )
+    tokenizer.chat_template = TEMPLATE
     return CocoaEngine(tiny_model("llama", seed=6, max_position_embeddings=4096), tokenizer, model_name="quick")
 
 

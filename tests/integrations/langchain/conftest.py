@@ -13,6 +13,7 @@ from langchain_core.outputs import LLMResult
 
 from cocoa_engine import CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_spans
+from tests.helpers.model_folders import TEMPLATE
 from tests.helpers.remote import serving
 from tests.helpers.reports import to_dicts
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -45,10 +46,7 @@ def chunks(chat: ChatCocoa) -> list[AIMessageChunk]:
 def quick_engine() -> CocoaEngine:
     """Random weights; its answers to most prompts have several spans of both kinds."""
     tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = (
-        "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}"
-        "{% if add_generation_prompt %}[assistant] {% endif %}"
-    )
+    tokenizer.chat_template = TEMPLATE
     return CocoaEngine(tiny_model("llama", seed=6), tokenizer, model_name="quick")
 
 

@@ -68,16 +68,13 @@ def answer(model: Any, **options: Any) -> Any:
     return model.generate_prompt(inputs, risk_metadata="full", **options).generations[0][0]
 
 
-def test_every_setting_is_tried() -> None:
-    assert set(OTHER) == set(CocoaConfig.model_fields)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("setting", OTHER)
 def test_no_setting_replays_an_answer_of_another(
     kind: Any, setting: str, quick_engine: CocoaEngine, spy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert set(OTHER) == set(CocoaConfig.model_fields)
     config = quick_engine.model.config
     heads = heads_file(tmp_path, config.num_hidden_layers, config.num_attention_heads, [(0, 0)])
     Path(heads).rename(tmp_path / "heads.json")
@@ -93,30 +90,34 @@ def test_no_setting_replays_an_answer_of_another(
     assert len(spy.calls) == 2
 
 
-@pytest.fixture
-def engine_of_own(quick_engine: CocoaEngine) -> CocoaEngine:
-    """One to change."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = quick_engine.tokenizer.chat_template
-    return CocoaEngine(tiny_model("llama", seed=6), tokenizer, model_name="quick")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("change", ["template", "penalty", "calibrator"])
-def test_a_changed_engine_answers_anew(kind: Any, change: str, engine_of_own: CocoaEngine) -> None:
-    def ask() -> Any:
-        return answer(kind(engine=engine_of_own, max_tokens=8))
+@pytest.mark.parametrize("change", ["template", "penalty", "calibrator", "weights"])
+def test_a_changed_engine_answers_anew(
+    kind: Any, change: str, quick_engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def engine_of(seed: int) -> CocoaEngine:
+        tokenizer, model = tiny_tokenizer(), tiny_model("llama", seed=seed)
+        tokenizer.chat_template = quick_engine.tokenizer.chat_template
+        monkeypatch.setattr(model, "name_or_path", "the/same")
+        return CocoaEngine(model, tokenizer, model_name="quick")
 
-    first = ask()
-    assert ask() is first
+    def ask(engine: CocoaEngine) -> Any:
+        return answer(kind(engine=engine, max_tokens=8))
+
+    engine = engine_of(6)
+    first = ask(engine)
+    assert ask(engine) is first
     if change == "template":
-        engine_of_own.tokenizer.chat_template = "Other. " + engine_of_own.tokenizer.chat_template
+        engine.tokenizer.chat_template = "Other. " + engine.tokenizer.chat_template
     elif change == "penalty":
-        engine_of_own.model.generation_config.repetition_penalty = 1.7
+        engine.model.generation_config.repetition_penalty = 1.7
+    elif change == "calibrator":
+        engine.calibrator = fitted(model_name="quick")
     else:
-        engine_of_own.calibrator = fitted(model_name="quick")
-    assert ask() is not first
+        assert ask(engine_of(9)).text != first.text
+        return
+    assert ask(engine) is not first
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -189,13 +190,9 @@ def test_conversations_that_share_an_answer_have_the_same_prompt(conversations: 
         assert len(cache.kept) == 1
 
 
-@pytest.mark.parametrize("model", ["here", "remote"])
-async def test_the_second_turn_of_a_chat_is_cached(
-    model: str, quick_engine: CocoaEngine, spy: Any, request: Any
-) -> None:
-    chat: Any = ChatCocoa(engine=quick_engine, max_tokens=4)
-    if model == "remote":
-        chat = ChatCocoa(base_url=request.getfixturevalue("quick_url"), max_tokens=4, timeout=60)
+@pytest.mark.also_remote
+async def test_the_second_turn_of_a_chat_is_cached(quick_chat: ChatCocoa, spy: Any) -> None:
+    chat: Any = quick_chat.bind(max_tokens=4)
     for detail in ("full", "compact", "none"):
         second = [HumanMessage("Hi"), chat.invoke("Hi", risk_metadata=detail), HumanMessage("And?")]
         chat.invoke(second, risk_metadata=detail)
@@ -204,13 +201,3 @@ async def test_the_second_turn_of_a_chat_is_cached(
         chat.invoke(again, risk_metadata=detail)
         await chat.ainvoke(again, risk_metadata=detail)
         assert len(spy.calls) == asked
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_models_of_one_name_are_told_apart(kind: Any, quick_engine: CocoaEngine, monkeypatch: Any) -> None:
-    model = tiny_model("llama", seed=9)
-    for each in (model, quick_engine.model):
-        monkeypatch.setattr(each, "name_or_path", "the/same")
-    other = CocoaEngine(model, quick_engine.tokenizer, model_name="quick")
-    texts = [answer(kind(engine=engine, max_tokens=8)).text for engine in (quick_engine, other)]
-    assert texts[0] != texts[1]

@@ -1,18 +1,28 @@
-"""get_risk_callback(): every answer once, whatever way it was asked for."""
+"""get_risk_callback(): every answer once, whatever way it was asked for. Handlers for the life of a service."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import uuid
 from typing import Any
 
 import pytest
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.runnables import RunnableLambda
 
 from cocoa_engine import CocoaEngine
-from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback, get_spans
+from cocoa_engine.errors import ConfigError
+from cocoa_integrations.langchain import (
+    ChatCocoa,
+    CocoaLLM,
+    RiskCallbackHandler,
+    get_risk,
+    get_risk_callback,
+    get_spans,
+)
 from tests.helpers.forward_passes import failing
 from tests.helpers.in_threads import join, start
 from tests.helpers.reports import without_run
@@ -37,38 +47,30 @@ def test_it_collects_answers_of_both_models(
     assert len(risk.reports) == 3  # nothing after the block
 
 
-def test_it_collects_batches(quick_chat: ChatCocoa, quick_llm: CocoaLLM) -> None:
-    with get_risk_callback() as risk:
-        quick_chat.batch(["a", "b", "c"], max_tokens=4)  # in threads
-    assert len(risk.reports) == 3
+async def test_it_collects_batches_async_calls_chains_and_other_threads(
+    quick_chat: ChatCocoa, quick_llm: CocoaLLM
+) -> None:
+    chain = RunnableLambda(lambda text: quick_chat.invoke(text, max_tokens=4)) | (lambda message: message.content)
     with get_risk_callback() as risk:
         quick_llm.batch(["a", "b", "c"], max_tokens=4)
     [a, b, c] = quick_llm.generate(["a", "b", "c"], max_tokens=4).generations
     assert without_run(risk.reports) == [get_risk(one[0]).to_dict() for one in (a, b, c)]
-
-
-async def test_it_collects_async_calls(quick_chat: ChatCocoa, quick_llm: CocoaLLM) -> None:
     with get_risk_callback() as risk:
+        quick_chat.batch(["a", "b", "c"], max_tokens=4)  # in threads
+        assert len(risk.reports) == 3
+        chain.batch(["a", "b"])
+        copied = contextvars.copy_context()
+        join([start(lambda: copied.run(chain.invoke, "c"))])
+        assert len(risk.reports) == 6
         await asyncio.gather(quick_chat.ainvoke("a", max_tokens=4), quick_chat.abatch(["b", "c"], max_tokens=4))
         await quick_llm.abatch(["a", "b"], max_tokens=4)
-        async for _ in quick_chat.astream("d", max_tokens=4):
-            pass
-        async for _ in quick_llm.astream("d", max_tokens=4):
-            pass
-    assert len(risk.reports) == 7
+        for model in (quick_chat, quick_llm):
+            _ = [chunk async for chunk in model.astream("d", max_tokens=4)]
+    assert len(risk.reports) == 13
     assert not any("partial" in report for report in risk.reports)
 
 
-def test_it_collects_calls_deep_inside_chains_and_other_threads(quick_chat: ChatCocoa) -> None:
-    agent = RunnableLambda(lambda text: quick_chat.invoke(text, max_tokens=4)) | (lambda message: message.content)
-    with get_risk_callback() as risk:
-        agent.batch(["a", "b"])
-        copied = contextvars.copy_context()
-        join([start(lambda: copied.run(agent.invoke, "c"))])
-    assert len(risk.reports) == 3
-
-
-def test_a_stream_left_early_leaves_a_partial_report(
+async def test_a_stream_left_early_leaves_a_partial_report(
     quick_chat: ChatCocoa, quick_llm: CocoaLLM, quick_answer: AIMessage, question: str
 ) -> None:
     with get_risk_callback() as risk:
@@ -77,7 +79,11 @@ def test_a_stream_left_early_leaves_a_partial_report(
                 break
         for _ in quick_llm.stream("Once"):
             break
-    chat_report, llm_report = risk.reports
+        stream = quick_chat.astream(question)
+        await anext(stream)
+        await stream.aclose()
+    chat_report, llm_report, of_async = risk.reports
+    assert of_async.partial is True
     assert chat_report.partial is True
     assert chat_report.spans == get_spans(quick_answer)[:2]
     assert chat_report.max_risk == max(span.risk or 0.0 for span in chat_report.spans)
@@ -85,7 +91,7 @@ def test_a_stream_left_early_leaves_a_partial_report(
         *("model_name", "check", "claims", "sentences", "source_heads")
     }
     assert len(llm_report.spans) == 1
-    assert risk.max_risk == max(chat_report.max_risk, llm_report.max_risk)
+    assert risk.max_risk == max(report.max_risk for report in risk.reports)
 
 
 @pytest.mark.also_remote(False)
@@ -118,23 +124,30 @@ def test_an_outer_block_sees_what_an_inner_one_sees_once(quick_chat: ChatCocoa) 
     assert len(outer.reports) == 3
 
 
-def test_it_ends_with_the_block_also_after_an_error(quick_chat: ChatCocoa) -> None:
+def test_a_block_ends_after_an_error_in_another_context_and_in_any_order(quick_chat: ChatCocoa) -> None:
+    def ask() -> None:
+        quick_chat.invoke("a", max_tokens=1)
+
     with pytest.raises(KeyError), get_risk_callback() as risk:
         raise KeyError
-    quick_chat.invoke("a", max_tokens=1)
+    ask()
     assert risk.reports == []
-
-
-def test_a_block_may_be_left_in_another_context(quick_chat: ChatCocoa) -> None:
     for enters, leaves in ((contextvars.copy_context().run, _here), (_here, contextvars.copy_context().run)):
         block = get_risk_callback()
         risk = enters(block.__enter__)
-        enters(quick_chat.invoke, "a", max_tokens=1)
+        enters(ask)
         leaves(block.__exit__, None, None, None)
         assert len(risk.reports) == 1
         with get_risk_callback() as after:  # nothing is left in disorder
-            quick_chat.invoke("a", max_tokens=1)
+            ask()
         assert len(after.reports) == 1
+    first, second = get_risk_callback(), get_risk_callback()
+    outer, inner = first.__enter__(), second.__enter__()
+    first.__exit__(None, None, None)
+    ask()
+    second.__exit__(None, None, None)
+    ask()
+    assert (len(outer.reports), len(inner.reports)) == (0, 1)
 
 
 def _here(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -148,25 +161,6 @@ def test_answers_of_other_models_are_left_alone() -> None:
     assert risk.reports == []
 
 
-def test_blocks_may_be_left_in_any_order(quick_chat: ChatCocoa) -> None:
-    first, second = get_risk_callback(), get_risk_callback()
-    outer, inner = first.__enter__(), second.__enter__()
-    first.__exit__(None, None, None)
-    quick_chat.invoke("a", max_tokens=1)
-    second.__exit__(None, None, None)
-    quick_chat.invoke("a", max_tokens=1)
-    assert (len(outer.reports), len(inner.reports)) == (0, 1)
-
-
-async def test_an_async_stream_left_early_leaves_a_partial_report(quick_chat: ChatCocoa, question: str) -> None:
-    with get_risk_callback() as risk:
-        stream = quick_chat.astream(question)
-        await anext(stream)
-        await stream.aclose()
-    [report] = risk.reports
-    assert report.partial is True
-
-
 def test_reports_are_nobodys_but_the_handlers(quick_chat: ChatCocoa) -> None:
     with get_risk_callback() as outer, get_risk_callback() as inner:
         message = quick_chat.invoke("a", max_tokens=4)
@@ -175,3 +169,43 @@ def test_reports_are_nobodys_but_the_handlers(quick_chat: ChatCocoa) -> None:
         assert without_run(handler.reports) == [expected]
         handler.reports[0].spans.clear()
     assert get_risk(message).to_dict() == expected
+
+
+def test_the_latest_reports_are_kept_and_the_highest_risk_of_all(quick_chat: ChatCocoa) -> None:
+    with get_risk_callback(max_reports=None) as all_of_them, get_risk_callback(max_reports=1) as latest:
+        handler = RiskCallbackHandler(max_reports=2)
+        for length in (12, 1, 2, 3):
+            quick_chat.invoke("Who invented the telephone?", {"callbacks": [handler]}, max_tokens=length)
+    assert len(all_of_them.reports) == 4
+    assert (handler.reports, latest.reports) == (all_of_them.reports[-2:], all_of_them.reports[-1:])
+    assert handler.max_risk == all_of_them.max_risk == all_of_them.reports[0].max_risk
+    assert handler.max_risk > max(report.max_risk or 0.0 for report in handler.reports)
+    for refused in (0, -1, True, 1.5, "all"):
+        with pytest.raises(ConfigError, match="max_reports"):
+            RiskCallbackHandler(max_reports=refused)
+
+
+@pytest.mark.slow
+def test_nothing_else_grows_with_the_number_of_runs(quick_chat: ChatCocoa) -> None:
+    handler = RiskCallbackHandler(max_reports=1)
+    [chunk, *_] = quick_chat.stream("a", max_tokens=2)
+    generation = quick_chat.generate([[HumanMessage("a")]], max_tokens=2)
+    for _ in range(3000):
+        run_id = uuid.uuid4()
+        handler.on_llm_new_token("", chunk=ChatGenerationChunk(message=chunk), run_id=run_id)
+        handler.on_llm_end(generation, run_id=run_id)
+        handler.on_llm_new_token("", chunk=ChatGenerationChunk(message=chunk), run_id=run_id)  # late
+    held = {name: len(value) for name, value in vars(handler).items() if hasattr(value, "__len__")}
+    assert held["reports"] == 1
+    assert sum(held.values()) < 1100, held
+
+
+def test_reports_have_the_run_and_the_model(quick_chat: ChatCocoa) -> None:
+    run_id = uuid.uuid4()
+    with get_risk_callback() as risk:
+        quick_chat.invoke("a", {"run_id": run_id}, max_tokens=1)
+        next(stream := quick_chat.stream("a"))
+        stream.close()
+    whole, partial = risk.reports
+    assert (whole.run_id, whole.model_name) == (str(run_id), "quick")
+    assert uuid.UUID(partial.run_id) != run_id

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,34 +16,29 @@ from tests.helpers.in_threads import wait_until
 from tests.helpers.inside import assert_idle, calls_waiting, sequences_running
 from tests.helpers.processors import Held
 from tests.helpers.reports import to_dicts
+from tests.helpers.served import Gate, gated, happens
 
 PROMPTS = ["Who invented the telephone?", "One, two, three,", "Once upon a time"]
 BEFORE_GATE = 3
 
 
-class Gate:
-    """Lets some forward passes of a model through, and holds each further one until it is opened."""
-
-    def __init__(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.passes = 0
-        self.reached = threading.Event()
-        self.opened = threading.Event()
-        self._forward = model.forward
-        monkeypatch.setattr(model, "forward", self)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.passes += 1
-        if self.passes >= BEFORE_GATE:
-            self.reached.set()
-            assert self.opened.wait(60), "nobody opened: the event loop waits for the model"
-        return self._forward(*args, **kwargs)
-
-
 @pytest.fixture
-def gate(quick_engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> Gate:
-    monkeypatch.setattr(quick_engine.model, "forward", quick_engine.model.forward)
-    quick_engine.info()  # a forward of its own: how the model is run is tried now, not in the call that is cancelled
-    return Gate(quick_engine.model, monkeypatch)
+def gate(quick_engine: CocoaEngine) -> Iterator[Gate]:
+    """It lets some forward passes through, and holds each further one until it is opened."""
+    with gated(quick_engine) as gate:
+        gate.allow(BEFORE_GATE - 1)
+        yield gate
+
+
+async def reached(gate: Gate) -> None:
+    await happens(lambda: gate.reached >= BEFORE_GATE)
+
+
+async def cancel(task: Any) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
 
 
 async def read(stream: Any) -> list[Any]:
@@ -73,39 +67,34 @@ each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 @each_call
 async def test_cancelling_stops_the_work(call: Any, quick_chat: ChatCocoa, quick_llm: CocoaLLM, gate: Gate) -> None:
     task = asyncio.ensure_future(call(quick_chat, quick_llm))
-    await asyncio.to_thread(gate.reached.wait, 60)
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-    assert task.cancelled()
-    gate.opened.set()
+    await reached(gate)
+    await cancel(task)
+    gate.open()
     await asyncio.to_thread(wait_until, lambda: is_idle(quick_chat.load()))
-    assert gate.passes <= BEFORE_GATE + len(PROMPTS) - 1  # those under way in the threads of a batch
+    assert gate.reached <= BEFORE_GATE + len(PROMPTS) - 1  # those under way in the threads of a batch
 
 
 @pytest.mark.slow
 @each_call
 async def test_the_event_loop_runs_on(call: Any, quick_chat: ChatCocoa, quick_llm: CocoaLLM, gate: Gate) -> None:
     task = asyncio.ensure_future(call(quick_chat, quick_llm))
-    await asyncio.to_thread(gate.reached.wait, 60)
+    await reached(gate)
     for _ in range(100):
         await asyncio.sleep(0)
     assert not task.done()
-    gate.opened.set()
+    gate.open()
     assert await task
-    assert gate.passes > 2 * (BEFORE_GATE + len(PROMPTS))  # so that stopping early is visible above
+    assert gate.reached > 2 * (BEFORE_GATE + len(PROMPTS))  # so that stopping early is visible above
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+@each_call
 async def test_a_cancelled_call_that_waits_leaves_the_queue(call: Any, quick_engine: CocoaEngine) -> None:
     runtime = Runtime(max_batch_size=1, max_queue=3)
     engine = CocoaEngine(quick_engine.model, quick_engine.tokenizer, runtime=runtime)
     chat, llm, held = ChatCocoa(engine=engine), CocoaLLM(engine=engine), Held(engine)
     task = asyncio.ensure_future(call(chat, llm))
     await asyncio.to_thread(wait_until, lambda: calls_waiting(engine) > 0)
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    await cancel(task)
     await asyncio.to_thread(wait_until, lambda: calls_waiting(engine) == 0)
     held.let_go()
     assert_idle(engine)

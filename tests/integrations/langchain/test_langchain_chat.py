@@ -1,4 +1,4 @@
-"""ChatCocoa: answers, streams, options of a call, async."""
+"""ChatCocoa: messages, answers, streams, usage, options of a call, async."""
 
 from __future__ import annotations
 
@@ -7,23 +7,30 @@ from typing import Any
 
 import pytest
 import torch
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, trim_messages
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    trim_messages,
+)
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_core.runnables.utils import add as added
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.errors import PromptError
+from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_integrations.chat_service import local
-from cocoa_integrations.langchain import ChatCocoa, GenerationTimeoutError, get_risk, get_spans, risk_gate
+from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, GenerationTimeoutError, get_risk, get_spans, risk_gate
+from cocoa_integrations.langchain.messages import to_chat, to_entries
 from tests.helpers.alike import close, token_counts
 from tests.helpers.forward_passes import failing
 from tests.helpers.reports import risk_report, to_dicts
-
-
-def score(message: AIMessage) -> float:
-    return to_dicts(get_spans(message))[0]["score"]
 
 
 def test_an_answer_is_the_engines_chat_answer(engine: CocoaEngine, answer: AIMessage, question: str) -> None:
@@ -34,22 +41,23 @@ def test_an_answer_is_the_engines_chat_answer(engine: CocoaEngine, answer: AIMes
     assert answer.response_metadata["model_name"] == engine.model_name
 
 
-def test_each_chunk_is_one_span_and_the_last_is_the_report(chunks: list[AIMessageChunk], answer: AIMessage) -> None:
-    *spans, last = chunks
-    assert len(spans) > 2
-    assert [to_dicts(get_spans(chunk)) for chunk in spans] == [[span] for span in get_risk(answer).to_dict()["spans"]]
-    assert [chunk.content for chunk in spans] == [span["text"] for span in get_risk(answer).to_dict()["spans"]]
-    assert all(not chunk.response_metadata and chunk.usage_metadata is None for chunk in spans)
+def test_each_chunk_is_one_span_the_last_is_the_report_and_they_add_up(
+    chunks: list[AIMessageChunk], answer: AIMessage
+) -> None:
+    (*parts, last), whole = chunks, added(chunks)
+    spans = get_risk(answer).to_dict()["spans"]
+    assert len(parts) > 2
+    assert [to_dicts(get_spans(chunk)) for chunk in parts] == [[span] for span in spans]
+    assert [chunk.content for chunk in parts] == [span["text"] for span in spans]
+    assert all(not chunk.response_metadata and chunk.usage_metadata is None for chunk in parts)
     assert (last.content, last.chunk_position) == ("", "last")
     assert get_risk(last).to_dict() == get_risk(answer).to_dict()
-
-
-def test_streamed_chunks_add_up_to_the_answer(chunks: list[AIMessageChunk], answer: AIMessage) -> None:
-    whole = added(chunks)
-    assert whole.content == answer.content
-    assert whole.additional_kwargs == answer.additional_kwargs
+    assert (whole.content, whole.additional_kwargs) == (answer.content, answer.additional_kwargs)
     assert whole.response_metadata == answer.response_metadata
     assert token_counts(whole.usage_metadata) == token_counts(answer.usage_metadata)
+    for message in (answer, whole):
+        assert message.response_metadata["model_provider"] == "cocoa"
+        assert message.content_blocks == [{"type": "text", "text": message.text}]
 
 
 def test_an_answer_ends_by_itself(chat: ChatCocoa) -> None:
@@ -107,11 +115,14 @@ def test_every_setting_can_be_overridden_for_a_call(
     quick_chat: ChatCocoa, quick_answer: AIMessage, question: str
 ) -> None:
     first = to_dicts(get_spans(quick_answer))[0]
-    expected = pytest.approx(first["log_prob"] * (1 + 0.5 * first["f_mlds"]))
-    assert score(quick_chat.invoke(question, alpha=0.5)) == expected
-    assert score(quick_chat.bind(alpha=0.5).invoke(question)) == expected
-    assert score(added(list(quick_chat.stream(question, alpha=0.5)))) == expected
-    assert score(quick_chat.batch([question], alpha=0.5)[0]) == expected
+    for message in (
+        quick_chat.invoke(question, alpha=0.5),
+        quick_chat.bind(alpha=0.5).invoke(question),
+        added(list(quick_chat.stream(question, alpha=0.5))),
+        quick_chat.batch([question], alpha=0.5)[0],
+    ):
+        expected = pytest.approx(first["log_prob"] * (1 + 0.5 * first["f_mlds"]))
+        assert to_dicts(get_spans(message))[0]["score"] == expected
     assert get_risk(quick_chat.invoke(question, method="greedy", max_tokens=2)).method == "greedy"
     assert quick_chat.invoke(question, max_new_tokens=2).usage_metadata["output_tokens"] == 2
     assert quick_chat.alpha == 2.5
@@ -126,16 +137,15 @@ def test_batches_answer_as_single_calls_do(quick_chat: ChatCocoa, quick_answer: 
 
 
 async def test_async_calls_answer_as_sync_ones(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:
-    one, batch, chunks = await asyncio.gather(
-        quick_chat.ainvoke(question), quick_chat.abatch([question, question]), _collect(quick_chat.astream(question))
+    async def streamed() -> Any:
+        return added([chunk async for chunk in quick_chat.astream(question)])
+
+    one, whole, (first, second) = await asyncio.gather(
+        quick_chat.ainvoke(question), streamed(), quick_chat.abatch([question, question])
     )
-    assert [one.content, batch[0].content, batch[1].content, added(chunks).content] == [quick_answer.content] * 4
-    assert close(get_risk(one).to_dict(), get_risk(quick_answer).to_dict())
-    assert close(get_risk(added(chunks)).to_dict(), get_risk(quick_answer).to_dict())
-
-
-async def _collect(stream: Any) -> list[Any]:
-    return [chunk async for chunk in stream]
+    for message in (one, whole, first, second):
+        assert message.content == quick_answer.content
+        assert close(get_risk(message).to_dict(), get_risk(quick_answer).to_dict())
 
 
 def test_text_streams_with_the_risk_beside_it(chat: ChatCocoa, answer: AIMessage, question: str) -> None:
@@ -251,3 +261,50 @@ def test_a_stream_that_began_is_not_begun_again(
     with failing(quick_engine, error), pytest.raises(torch.OutOfMemoryError):
         list(stream)
     assert len(spy.streams) == 1
+
+
+def test_stream_usage_leaves_the_usage_out(quick_engine: CocoaEngine) -> None:
+    chat, silent = (ChatCocoa(engine=quick_engine, max_tokens=3, stream_usage=usage) for usage in (None, False))
+    for model, options, told in (
+        (chat, {}, True),
+        (chat, {"stream_usage": False}, False),
+        (chat.bind(stream_usage=False), {}, False),
+        (silent, {}, False),
+        (silent, {"stream_usage": True}, True),
+    ):
+        assert any(chunk.usage_metadata for chunk in model.stream("Hi", **options)) == told
+    assert silent.invoke("Hi").usage_metadata is not None
+    assert silent._identifying_params != chat._identifying_params
+    assert ChatCocoa(stream_usage=None) == ChatCocoa()
+    with pytest.raises(ConfigError, match="stream_usage"):
+        chat.invoke("Hi", stream_usage="perhaps")
+    llm = CocoaLLM(engine=quick_engine, max_tokens=3, streaming=True)
+    [quiet], [loud] = (llm.generate(["Hi"], stream_usage=usage).generations[0] for usage in (False, True))
+    assert "usage_metadata" not in quiet.generation_info
+    assert loud.generation_info["usage_metadata"]["output_tokens"] == 3
+    assert "".join(llm.stream("Hi", stream_usage=False)) == "".join(llm.stream("Hi"))
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (SystemMessage("a"), {"role": "system", "content": "a"}),
+        (HumanMessage("a"), {"role": "user", "content": "a"}),
+        (HumanMessage("a", name="Ada"), {"role": "user", "content": "a", "name": "Ada"}),
+        (AIMessage("a"), {"role": "assistant", "content": "a"}),
+        (AIMessageChunk("a"), {"role": "assistant", "content": "a"}),
+        (ChatMessage("a", role="developer"), {"role": "developer", "content": "a"}),
+        (HumanMessage(["a", {"type": "text", "text": "b"}]), {"role": "user", "content": "ab"}),
+    ],
+)
+def test_known_messages(message: BaseMessage, expected: dict[str, str]) -> None:
+    assert to_chat([message]) == [expected]
+
+
+def test_the_name_of_a_call_is_that_of_its_result() -> None:
+    call = {"name": "f", "args": {}}
+    calls = AIMessage("", tool_calls=[{**call, "id": None}, {**call, "id": "1"}])
+    entries = to_entries([HumanMessage("a"), calls, ToolMessage("b", tool_call_id="1"), HumanMessage("c")])
+    assert [entry.get("name") for entry in entries] == [None, None, "f", None]
+    with pytest.raises(PromptError, match="cannot hold messages of type FunctionMessage"):
+        to_chat([HumanMessage("Hi"), FunctionMessage("a", name="f")])

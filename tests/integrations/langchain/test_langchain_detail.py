@@ -1,13 +1,18 @@
-"""How much of the risk the messages of each entry point carry; everything that reads it works on compact ones."""
+"""How much of the risk the messages of each entry point carry, and that LangChain loses none of it."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from langchain.agents import create_agent
 from langchain_core.caches import InMemoryCache
-from langchain_core.messages import AIMessage
+from langchain_core.load import dumps, loads
+from langchain_core.messages import AIMessage, HumanMessage, messages_from_dict, messages_to_dict
+from langchain_core.prompts import PromptTemplate
+from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables.utils import add
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
@@ -39,13 +44,6 @@ def compact(compact_chat: ChatCocoa, question: str) -> AIMessage:
     return compact_chat.invoke(question)
 
 
-def same_values(spans: list[dict[str, Any]], full: list[dict[str, Any]]) -> bool:
-    """Whether every value of the spans is that of the full ones."""
-    return len(spans) == len(full) and all(
-        {**theirs, **ours} == theirs for ours, theirs in zip(spans, full, strict=True)
-    )
-
-
 def test_a_message_of_invoke_says_nothing_twice(compact: AIMessage, quick_answer: AIMessage) -> None:
     assert compact.additional_kwargs == {}
     assert set(compact.response_metadata) >= {"cocoa_risk", "model_name", "finish_reason"}
@@ -53,12 +51,8 @@ def test_a_message_of_invoke_says_nothing_twice(compact: AIMessage, quick_answer
     spans = compact.response_metadata["cocoa_risk"]["spans"]
     for span in spans:
         expected = COMPACT | ({"candidates"} if span["kind"] == "risk_point" else set())
-        assert set(span) == expected | (set() if span_text(compact, span).strip() else {"text"})
+        assert set(span) == expected | (set() if compact.text[span["start"] : span["end"]].strip() else {"text"})
     assert len(compact.model_dump_json()) < len(quick_answer.model_dump_json()) / 2
-
-
-def span_text(message: AIMessage, span: dict[str, Any]) -> str:
-    return message.text[span["start"] : span["end"]]
 
 
 async def test_every_entry_point_has_its_default(
@@ -68,7 +62,7 @@ async def test_every_entry_point_has_its_default(
         compact_chat.batch([question])[0],
         await compact_chat.ainvoke(question),
         compact_chat.invoke(question, stream=True),
-        compact_chat.generate(messages=[[quick_human(question)]]).generations[0][0].message,
+        compact_chat.generate(messages=[[HumanMessage(question)]]).generations[0][0].message,
     ]
     for message in messages:
         assert (message.additional_kwargs, message.response_metadata) == ({}, compact.response_metadata)
@@ -76,12 +70,6 @@ async def test_every_entry_point_has_its_default(
     for streamed in chunks:
         assert [span for chunk in streamed for span in to_dicts(get_spans(chunk))] == to_dicts(get_spans(quick_answer))
         assert streamed[-1].response_metadata == quick_answer.response_metadata
-
-
-def quick_human(text: str) -> Any:
-    from langchain_core.messages import HumanMessage
-
-    return HumanMessage(text)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -121,10 +109,7 @@ def test_a_call_and_a_model_choose_the_detail(
 
 
 def test_a_compact_stream_adds_up_to_the_message(compact_chat: ChatCocoa, compact: AIMessage, question: str) -> None:
-    chunks = list(compact_chat.stream(question, risk_metadata="compact"))
-    whole = chunks[0]
-    for chunk in chunks[1:]:
-        whole += chunk
+    whole = add(list(compact_chat.stream(question, risk_metadata="compact")))
     assert (whole.text, whole.additional_kwargs) == (compact.text, {})
     assert whole.response_metadata == compact.response_metadata
     with pytest.raises(HallucinationRiskError):
@@ -170,12 +155,10 @@ def test_a_text_model_has_full_metadata_unless_asked(quick_engine: CocoaEngine) 
     assert {"cocoa_spans", "cocoa_risk", "logprobs"} <= full.generation_info.keys()
     [[small]] = llm.generate(["Once"], risk_metadata="compact").generations
     assert "cocoa_spans" not in small.generation_info
-    assert same_values(to_dicts(get_spans(small)), to_dicts(get_spans(full)))
+    for ours, theirs in zip(to_dicts(get_spans(small)), to_dicts(get_spans(full)), strict=True):
+        assert {**theirs, **ours} == theirs
     [[silent]] = llm.generate(["Once"], risk_metadata="none").generations
     assert "cocoa_risk" not in silent.generation_info
-    assert (
-        CocoaLLM(engine=quick_engine, max_tokens=12, risk_metadata="none").with_risk().invoke("Once")["risk"]["spans"]
-    )
 
 
 @pytest.mark.parametrize("text", ["Hello!", "<think>It is a greeting.</think>\n\nHello!"])
@@ -205,12 +188,17 @@ async def test_a_stream_in_one_piece_has_the_detail_of_streams(
 
 
 @pytest.mark.filterwarnings("ignore:The method .*stream_v3")
-def test_v3_events_are_always_full(quick_engine: CocoaEngine, quick_answer: AIMessage, question: str) -> None:
-    chat = ChatCocoa(engine=quick_engine, max_tokens=12, risk_metadata="compact")
-    stream = chat.stream_events(question, version="v3", risk_metadata="none")
-    finish = list(stream)[-1]
+@pytest.mark.parametrize("detail", ["full", "none"])
+def test_v3_events_are_always_full(
+    compact_chat: ChatCocoa, quick_answer: AIMessage, live: Any, question: str, detail: Any
+) -> None:
+    asked = {"version": "v3", "risk_metadata": detail, "config": {"callbacks": [live]}}
+    stream = compact_chat.stream_events(question, **asked)
+    finish, spans = list(stream)[-1], to_dicts(get_spans(quick_answer))
     assert finish["metadata"]["cocoa_risk"] == get_risk(quick_answer).to_dict()
-    assert to_dicts(get_spans(stream.output)) == to_dicts(get_spans(quick_answer))
+    assert finish["additional_kwargs"]["cocoa_spans"] == spans
+    assert get_risk(stream.output).to_dict() == get_risk(quick_answer).to_dict()
+    assert to_dicts(get_spans(stream.output)) == live.spans == spans
 
 
 async def test_with_risk_is_full_whatever_the_detail(quick_engine: CocoaEngine) -> None:
@@ -225,3 +213,54 @@ async def test_with_risk_is_full_whatever_the_detail(quick_engine: CocoaEngine) 
         assert [one async for one in model.astream("Once", risk_metadata=detail)][-1]["risk"] == expected["risk"]
     with pytest.raises(ConfigError, match="risk_metadata"):
         model.invoke("Once", risk_metadata="some")
+
+
+@pytest.mark.filterwarnings("ignore:The function `loads` is in beta")
+def test_it_is_plain_json_and_survives_being_stored(answer: AIMessage, quick_llm: CocoaLLM) -> None:
+    [[generation]] = quick_llm.generate(["Once"]).generations
+    for metadata in (answer.response_metadata, answer.additional_kwargs, generation.generation_info):
+        assert json.loads(json.dumps(metadata, allow_nan=False)) == metadata
+    names = {"cocoa_spans", "cocoa_risk", "model_name", "finish_reason", "logprobs", "usage_metadata"}
+    assert set(generation.generation_info) == names
+    assert AIMessage.model_validate_json(answer.model_dump_json()) == answer
+    assert loads(dumps(answer), allowed_objects="messages") == answer
+    assert messages_from_dict(messages_to_dict([answer])) == [answer]
+
+
+async def test_v2_events_carry_spans_live_and_the_report_at_the_end(
+    quick_chat: ChatCocoa, quick_answer: AIMessage, question: str
+) -> None:
+    async def nested(text: str) -> str:
+        return (await quick_chat.ainvoke(text)).content  # an ordinary call inside a chain streams its events too
+
+    for runnable in (quick_chat, RunnableLambda(nested)):
+        events = [event async for event in runnable.astream_events(question, version="v2")]
+        chunks = [event["data"]["chunk"] for event in events if event["event"] == "on_chat_model_stream"]
+        [end] = [event["data"]["output"] for event in events if event["event"] == "on_chat_model_end"]
+        assert [span for chunk in chunks for span in to_dicts(get_spans(chunk))] == to_dicts(get_spans(quick_answer))
+        assert get_risk(chunks[-1]).to_dict() == get_risk(end).to_dict() == get_risk(quick_answer).to_dict()
+        assert to_dicts(get_spans(end)) == to_dicts(get_spans(quick_answer))
+
+
+async def test_v2_events_of_a_text_model(quick_llm: CocoaLLM) -> None:
+    [[generation]] = quick_llm.generate(["Once"]).generations
+    chain = PromptTemplate.from_template("{x}") | quick_llm
+    events = [event async for event in chain.astream_events({"x": "Once"}, version="v2")]
+    chunks = [event["data"]["chunk"] for event in events if event["event"] == "on_llm_stream"]
+    assert [span for chunk in chunks for span in to_dicts(get_spans(chunk))] == to_dicts(get_spans(generation))
+    assert get_risk(chunks[-1]).to_dict() == get_risk(generation).to_dict()
+    # Asked of the model itself, LangChain streams mere text; the end event is whole in both cases.
+    events += [event async for event in quick_llm.astream_events("Once", version="v2")]
+    ends = [event["data"]["output"] for event in events if event["event"] == "on_llm_end"]
+    assert [end["generations"][0][0]["generation_info"] for end in ends] == [generation.generation_info] * 2
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+def test_both_output_versions_carry_it(
+    quick_engine: CocoaEngine, quick_answer: AIMessage, question: str, version: str
+) -> None:
+    chat = ChatCocoa(engine=quick_engine, max_tokens=12, output_version=version, risk_metadata="full")
+    for message in (add(list(chat.stream(question))), chat.invoke(question)):
+        assert message.text == quick_answer.text
+        assert get_risk(message).to_dict() == get_risk(quick_answer).to_dict()
+        assert to_dicts(get_spans(message)) == to_dicts(get_spans(quick_answer))

@@ -10,7 +10,7 @@ from langchain_core.outputs import Generation
 from langchain_core.prompts import PromptTemplate
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.errors import PromptError
+from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_integrations.langchain import CocoaLLM, get_risk, get_spans
 from tests.helpers.alike import without_reuse
 from tests.helpers.reports import risk_report, to_dicts
@@ -30,13 +30,18 @@ def test_an_answer_goes_on_from_the_prompt_as_it_is(engine: CocoaEngine) -> None
     assert answer.generation_info["finish_reason"] == "length"
 
 
-def test_invoke_and_stream_return_text(quick_llm: CocoaLLM) -> None:
-    text = quick_llm.invoke(PROMPTS[0])
-    pieces = list(quick_llm.stream(PROMPTS[0]))
+async def test_every_way_returns_the_same_text(quick_llm: CocoaLLM, spy: Any, live: Any) -> None:
+    texts = quick_llm.batch(PROMPTS)
+    assert spy.calls == [("generate_batch", PROMPTS)]
+    assert texts == [quick_llm.invoke(prompt) for prompt in PROMPTS] == await quick_llm.abatch(PROMPTS)
+    quick_llm.batch(PROMPTS, config={"callbacks": [live]}, stream=True)
+    assert (live.tokens, live.ends) == ([], len(PROMPTS))  # one end for each answer
+    text, pieces = texts[0], list(quick_llm.stream(PROMPTS[0]))
     assert isinstance(text, str)
     assert text
     assert len(pieces) > 2
-    assert "".join(pieces) == text
+    assert "".join(pieces) == "".join([piece async for piece in quick_llm.astream(PROMPTS[0])]) == text
+    assert await quick_llm.ainvoke(PROMPTS[0]) == text
     assert (PromptTemplate.from_template("{x}") | quick_llm).invoke({"x": PROMPTS[0]}) == text
 
 
@@ -50,27 +55,6 @@ def test_callbacks_see_each_span_of_a_stream_live(quick_llm: CocoaLLM, live: Any
     answer = only(quick_llm, PROMPTS[0])
     assert live.spans == to_dicts(get_spans(answer)) == get_risk(answer).to_dict()["spans"]
     assert "".join(live.tokens) == answer.text
-
-
-def test_a_batch_is_one_engine_call_with_the_answers_of_single_ones(quick_llm: CocoaLLM, spy: Any) -> None:
-    texts = quick_llm.batch(PROMPTS)
-    assert spy.calls == [("generate_batch", PROMPTS)]
-    assert texts == [quick_llm.invoke(prompt) for prompt in PROMPTS]
-
-
-def test_a_batch_sends_no_token_events_but_one_end_for_each_answer(quick_llm: CocoaLLM, live: Any) -> None:
-    quick_llm.batch(PROMPTS, config={"callbacks": [live]}, stream=True)
-    assert live.tokens == []
-    assert live.ends == len(PROMPTS)
-
-
-async def test_async_calls_answer_as_sync_ones(quick_llm: CocoaLLM) -> None:
-    async def streamed() -> str:
-        return "".join([piece async for piece in quick_llm.astream(PROMPTS[0])])
-
-    texts = await asyncio.gather(quick_llm.ainvoke(PROMPTS[0]), streamed(), quick_llm.abatch(PROMPTS))
-    expected = quick_llm.batch(PROMPTS)
-    assert texts == [expected[0], expected[0], expected]
 
 
 def test_invoke_hands_spans_to_callbacks_when_streaming_is_on(
@@ -88,13 +72,9 @@ def test_usage_is_counted_for_a_batch(quick_engine: CocoaEngine, quick_llm: Coco
     result = quick_llm.generate(PROMPTS)
     usage = [answer.generation_info["usage_metadata"] for [answer] in result.generations]
     assert [one["input_tokens"] for one in usage] == [len(quick_engine.encode(prompt)) for prompt in PROMPTS]
-    prompt_tokens = sum(one["input_tokens"] for one in usage)
-    completion_tokens = sum(one["output_tokens"] for one in usage)
-    assert result.llm_output["token_usage"] == {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
+    counts = [sum(one[f"{name}_tokens"] for one in usage) for name in ("input", "output", "total")]
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert result.llm_output["token_usage"] == dict(zip(names, counts, strict=True))
 
 
 def test_settings_of_a_call_apply_and_do_not_stay(quick_llm: CocoaLLM) -> None:
@@ -119,8 +99,20 @@ def test_stop_texts_end_an_answer(quick_llm: CocoaLLM) -> None:
     assert only(quick_llm, PROMPTS[0], stop=[stop]).generation_info["finish_reason"] == "stop"
 
 
-def test_an_empty_prompt_is_refused(quick_llm: CocoaLLM) -> None:
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_one_bad_prompt_of_a_batch_fails_alone(asynchronous: bool, quick_llm: CocoaLLM, live: Any) -> None:
+    prompts: list[Any] = ["One, two,", "a\ud800b", "", "Once upon"]
+    options: dict[str, Any] = {"config": {"callbacks": [live]}, "return_exceptions": True, "max_tokens": 3}
+    answers = asyncio.run(quick_llm.abatch(prompts, **options)) if asynchronous else quick_llm.batch(prompts, **options)
+    expected = quick_llm.batch([prompts[0], prompts[3]], max_tokens=3)
+    assert [answers[0], answers[3]] == expected
+    assert all(isinstance(answer, PromptError) for answer in answers[1:3])
+    assert live.ends == 2
+    for wrong, message in ((prompts, "surrogate"), ([""], "empty"), (["a", ""], "empty")):
+        with pytest.raises(PromptError, match=message):
+            quick_llm.batch(wrong)
     with pytest.raises(PromptError, match="empty"):
         quick_llm.invoke("")
-    with pytest.raises(PromptError, match="empty"):
-        quick_llm.batch([PROMPTS[0], ""])
+    assert quick_llm.batch([], return_exceptions=True) == []
+    errors = quick_llm.batch(["Hi", "Ho"], return_exceptions=True, gamma=7)
+    assert all(isinstance(error, ConfigError) for error in errors)

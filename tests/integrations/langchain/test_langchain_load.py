@@ -74,26 +74,24 @@ def config(user: int) -> Any:
 
 def ask(chat: ChatCocoa, user: int) -> Any:
     """What a user gets: a message, the chunks up to where he leaves, or an error."""
-    if KINDS[user % 4] == "whole":
-        return chat.invoke(prompt(user), config(user), **options(user))
+    asked, kind = (prompt(user), config(user)), KINDS[user % 4]
     try:
-        stream = chat.stream(prompt(user), config(user), **options(user))
-        if KINDS[user % 4] == "left":
-            return [next(stream) for _ in range(2)]
-        return add(list(stream))
+        if kind == "whole":
+            return chat.invoke(*asked, **options(user))
+        stream = chat.stream(*asked, **options(user))
+        return [next(stream) for _ in range(2)] if kind == "left" else add(list(stream))
     except ConfigError as error:
         return error
 
 
 async def ask_async(chat: ChatCocoa, user: int) -> Any:
     """See :func:`ask`."""
-    if KINDS[user % 4] == "whole":
-        return await chat.ainvoke(prompt(user), config(user), **options(user))
+    asked, kind = (prompt(user), config(user)), KINDS[user % 4]
     try:
-        async with aclosing(chat.astream(prompt(user), config(user), **options(user))) as stream:
-            if KINDS[user % 4] == "left":
-                return [await anext(stream) for _ in range(2)]
-            return add([chunk async for chunk in stream])
+        if kind == "whole":
+            return await chat.ainvoke(*asked, **options(user))
+        async with aclosing(chat.astream(*asked, **options(user))) as stream:
+            return [await anext(stream) for _ in range(2)] if kind == "left" else add([chunk async for chunk in stream])
     except ConfigError as error:
         return error
 
@@ -117,6 +115,7 @@ def plain(outcome: Any) -> Any:
 def test_every_user_gets_what_each_gets_alone(quick_engine: CocoaEngine) -> None:
     alone, shared = chat_of(quick_engine, prefix_cache_mb=0), chat_of(quick_engine, prefix_cache_mb=1)
     expected = [plain(ask(alone, user)) for user in range(2 * USERS)]
+    assert [len(one) for one in expected[:4]] == [4, 4, 2, 1]
     lengths = [one[-1]["input_tokens"] for one in expected if len(one) == 4]
     assert max(lengths) > 4 * min(lengths)
     engine = shared.load()
@@ -162,12 +161,11 @@ def test_a_batch_fills_the_engines_batch(how: str, quick_engine: CocoaEngine) ->
     chat = chat_of(quick_engine, max_batch_size=WIDE, max_queue=0)
     options: dict[str, Any] = {"stopping_criteria": [Meets(AllThere(WIDE))], "max_tokens": 3}
     prompts = [prompt(user) for user in range(2 * WIDE)]  # the second half waits for the first, and is not refused
+    configs: Any = [{"tags": ["a"]} for _ in prompts] if how == "with configs" else None
     if how == "batch":
         answers = chat.batch(prompts, **options)
-    elif how == "abatch":
-        answers = asyncio.run(chat.abatch(prompts, **options))
     else:
-        answers = asyncio.run(chat.abatch(prompts, [{"tags": ["a"]} for _ in prompts], **options))
+        answers = asyncio.run(chat.abatch(prompts, configs, **options))
     assert len(answers) == len(prompts)
     assert_idle(chat.load())
 

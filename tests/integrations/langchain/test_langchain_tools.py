@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,9 +127,8 @@ def test_a_call_that_is_cut_off_is_invalid(forced: Any) -> None:
         assert answer.response_metadata["finish_reason"] == "length"
         [report] = get_risk(answer).to_dict()["tool_calls"]
         assert "max_tokens, max_risk or a stop text" in report["error"]
-    assert "max_tokens, max_risk or a stop text" in str(
-        forced.invoke(QUESTION, max_tokens=20).invalid_tool_calls[0]["error"]
-    )
+    [call] = forced.invoke(QUESTION, max_tokens=20).invalid_tool_calls
+    assert "max_tokens, max_risk or a stop text" in str(call["error"])
 
 
 def test_the_tools_count_as_tokens(caller: ChatCocoa, message: AIMessage) -> None:
@@ -139,13 +139,14 @@ def test_the_tools_count_as_tokens(caller: ChatCocoa, message: AIMessage) -> Non
     assert with_tools > caller.get_num_tokens_from_messages(asked)
 
 
-def test_caches_tell_tools_apart(engine: CocoaEngine) -> None:
+def test_caches_tell_tools_and_the_initial_choice_apart(engine: CocoaEngine) -> None:
     chat = ChatCocoa(engine=engine, max_tokens=40, cache=InMemoryCache())
-    names = [
-        chat.bind_tools([get_weather, get_time], tool_choice=name).invoke("What time is it?").tool_calls[0]["name"]
-        for name in ("get_time", "get_weather", "get_time")
-    ]
-    assert names == ["get_time", "get_weather", "get_time"]
+    for name in ("get_time", "get_weather", "get_time"):
+        model = chat.bind_tools([get_weather, get_time], tool_choice=name)
+        assert model.invoke("What time is it?").tool_calls[0]["name"] == name
+    for choice, calls in ((None, 0), ("any", 1), (None, 0)):
+        chat = ChatCocoa(engine=engine, max_tokens=30, initial_tool_choice=choice, cache=chat.cache)
+        assert len(chat.bind_tools([get_time]).invoke("What time is it?").tool_calls) == calls
 
 
 class City(BaseModel):
@@ -214,41 +215,26 @@ def test_json_that_python_cannot_read_is_an_error_of_the_parser(text: str) -> No
 def test_half_an_object_is_an_error(engine: CocoaEngine, method: Any, schema: Any) -> None:
     room = 8 if method == "json_schema" else 24
     model = ChatCocoa(engine=engine, max_tokens=room).with_structured_output(schema, method=method)
-    with pytest.raises(OutputParserException, match="cut off, raise max_tokens"):
-        model.invoke(ABOUT)
-    with pytest.raises(OutputParserException, match="cut off, raise max_tokens"):
-        list(model.stream(ABOUT))
+    for ask in (model.invoke, lambda text: list(model.stream(text))):
+        with pytest.raises(OutputParserException, match="cut off, raise max_tokens"):
+            ask(ABOUT)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tool_choice": "get_wether"}, "did you mean 'get_weather'"),
-        ({"functions": [{}]}, r"\(give tools and tool_choice\)"),
-        ({"tool_chioce": "any"}, "did you mean 'tool_choice'"),
-    ],
-)
-def test_what_cannot_be_done_is_told_when_tools_are_bound(
-    quick_chat: ChatCocoa, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        quick_chat.bind_tools([get_weather], **options)
-
-
-def test_unknown_ways_to_structure_are_refused(quick_chat: ChatCocoa) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'json_mode'"):
-        quick_chat.with_structured_output(City, method="json_node")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="takes a schema"):
-        quick_chat.with_structured_output(None)
-    with pytest.raises(ConfigError, match="unknown option 'stric'"):
-        quick_chat.with_structured_output(City, stric=True)
-
-
-def test_the_initial_choice_is_part_of_a_cached_answer_s_name(engine: CocoaEngine) -> None:
-    cache = InMemoryCache()
-    for choice, calls in ((None, 0), ("any", 1), (None, 0)):
-        chat = ChatCocoa(engine=engine, max_tokens=30, initial_tool_choice=choice, cache=cache)
-        assert len(chat.bind_tools([get_time]).invoke("What time is it?").tool_calls) == calls
+def test_what_cannot_be_done_is_told_at_once(quick_chat: ChatCocoa) -> None:
+    for name, value, message in (
+        ("tool_choice", "get_wether", "did you mean 'get_weather'"),
+        ("functions", [{}], r"\(give tools and tool_choice\)"),
+        ("tool_chioce", "any", "did you mean 'tool_choice'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            quick_chat.bind_tools([get_weather], **{name: value})
+    for schema, options, message in (
+        (City, {"method": "json_node"}, "did you mean 'json_mode'"),
+        (None, {}, "takes a schema"),
+        (City, {"stric": True}, "unknown option 'stric'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            quick_chat.with_structured_output(schema, **options)
 
 
 REQUEST = "An order of tea and milk."
@@ -259,16 +245,16 @@ def chat() -> ChatCocoa:
     return ChatCocoa(engine=engine_for_schemas(), max_tokens=250)
 
 
-def generated(message: AIMessage) -> str:
-    return "".join(span["text"] for span in get_risk(message).to_dict()["spans"])
-
-
 @pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
 def test_every_field_of_structured_output_has_its_risk(chat: ChatCocoa, method: Any) -> None:
-    answer = chat.with_structured_output(Order, method=method, include_raw=True).invoke(REQUEST)
+    model = chat.with_structured_output(Order, method=method, include_raw=True)
+    answer = model.invoke(REQUEST)
     assert answer["parsing_error"] is None
     raw, report = answer["raw"], get_risk(answer["raw"]).to_dict()
-    check_fields(field_risks(raw), answer["parsed"], get_risk(raw), generated(raw))
+    text = "".join(span["text"] for span in report["spans"])
+    check_fields(field_risks(raw), answer["parsed"], get_risk(raw), text)
+    streamed = added([chunk["raw"] for chunk in model.stream(REQUEST) if "raw" in chunk])
+    assert close(field_risks(streamed), field_risks(raw))
     assert ("fields" in report) == (method != "function_calling")
     assert report["compact"] is True  # a compact message has it too
     if method == "function_calling":
@@ -279,17 +265,6 @@ def test_every_field_of_structured_output_has_its_risk(chat: ChatCocoa, method: 
         assert argument_risks(raw) == {}
 
 
-@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-def test_the_end_of_a_stream_has_them(chat: ChatCocoa, method: Any) -> None:
-    model = chat.with_structured_output(Order, method=method, include_raw=True)
-    whole: Any = None
-    for chunk in model.stream(REQUEST):
-        if "raw" in chunk:
-            whole = chunk["raw"] if whole is None else whole + chunk["raw"]
-    expected = model.invoke(REQUEST)["raw"]
-    assert close(field_risks(whole), field_risks(expected))
-
-
 def test_answers_without_structure_have_no_fields(chat: ChatCocoa) -> None:
     plain = chat.invoke("Hi", max_tokens=4)
     assert field_risks(plain) == {}
@@ -298,22 +273,14 @@ def test_answers_without_structure_have_no_fields(chat: ChatCocoa) -> None:
         field_risks(AIMessage("Hi"))
 
 
-class _Request:
-    """What the middleware reads of a tool call."""
-
-    def __init__(self, message: AIMessage) -> None:
-        self.state = {"messages": [message]}
-        self.tool_call = message.tool_calls[0]
-
-
 def test_the_middleware_checks_a_nested_value_if_it_is_named(chat: ChatCocoa) -> None:
     message = chat.with_structured_output(Order, method="function_calling", include_raw=True).invoke(REQUEST)["raw"]
 
-    def ran(request: Any) -> ToolMessage:
-        return ToolMessage("ran", tool_call_id=request.tool_call["id"])
+    request: Any = SimpleNamespace(state={"messages": [message]}, tool_call=message.tool_calls[0])
 
     def result(**options: Any) -> str:
-        return str(ToolRiskMiddleware(0.0, **options).wrap_tool_call(_Request(message), ran).content)  # type: ignore[arg-type]
+        ran = ToolMessage("ran", tool_call_id=request.tool_call["id"])
+        return str(ToolRiskMiddleware(0.0, **options).wrap_tool_call(request, lambda _: ran).content)  # type: ignore[union-attr]
 
     assert "$.person" not in result()
     assert all(f"{name}=" in result() for name in ("person", "items", "paid"))

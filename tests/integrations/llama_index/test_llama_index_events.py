@@ -41,7 +41,14 @@ def test_one_event_a_span_and_one_an_answer(llm: CocoaLLM, heard: Listener) -> N
 
 
 @pytest.mark.also_remote
-def test_span_events_are_live_while_streaming(llm: CocoaLLM, heard: Listener) -> None:
+def test_span_events_are_live_while_streaming_and_an_abandoned_answer_has_no_risk_event(
+    llm: CocoaLLM, heard: Listener
+) -> None:
+    next(stream := llm.stream_complete(PROMPT))
+    stream.close()
+    assert len(heard.of(CocoaSpanEvent)) == 1
+    assert not heard.of(CocoaRiskEvent)
+    heard.events.clear()
     for number, chunk in enumerate(llm.stream_complete(PROMPT), start=1):
         spans, risks = heard.of(CocoaSpanEvent), heard.of(CocoaRiskEvent)
         if RISK_KEY in chunk.additional_kwargs:
@@ -50,15 +57,6 @@ def test_span_events_are_live_while_streaming(llm: CocoaLLM, heard: Listener) ->
             assert (len(spans), len(risks)) == (number, 0)
             assert spans[-1].span.text == chunk.delta
     assert len({event.span_id for event in heard.of(CocoaSpanEvent, CocoaRiskEvent)}) == 1
-
-
-@pytest.mark.also_remote
-def test_an_abandoned_answer_has_no_risk_event(llm: CocoaLLM, heard: Listener) -> None:
-    stream = llm.stream_complete(PROMPT)
-    next(stream)
-    stream.close()
-    assert len(heard.of(CocoaSpanEvent)) == 1
-    assert not heard.of(CocoaRiskEvent)
 
 
 @pytest.mark.also_remote
@@ -82,16 +80,20 @@ def test_a_failed_generation_is_not_reported_and_ends_its_block(llm: CocoaLLM, h
     assert len(heard.of(CocoaRiskEvent)) == 1
 
 
-def test_blocks_nest(llm: CocoaLLM) -> None:
-    with collect_risk() as outer:
+def test_blocks_nest_and_keep_the_latest_reports(llm: CocoaLLM) -> None:
+    collector = collect_risk(max_reports=1)
+    with collect_risk() as outer, collector as latest:
         llm.complete(PROMPT, max_new_tokens=1)
         with collect_risk() as inner:
-            llm.complete(PROMPT, max_new_tokens=2)
+            llm.complete(PROMPT)
         llm.complete(PROMPT, max_new_tokens=1)
     assert len(outer) == 3
-    assert inner == [outer[1]]
+    assert (inner, latest) == ([outer[1]], [outer[2]])
+    assert collector.max_risk == max(report.max_risk or 0.0 for report in outer)
     inner[0].spans.clear()
     assert outer[1].spans  # a report of its own
+    with pytest.raises(ConfigError, match="max_reports"):
+        collect_risk(max_reports=0)
 
 
 async def test_tasks_do_not_see_each_other(llm: CocoaLLM) -> None:
@@ -146,17 +148,6 @@ def test_sync_streams_set_no_context_variable(method: str, llm: CocoaLLM, heard:
         chunks = _in_fresh_contexts(stream)
     assert without_run(reports) == [chunks[-1].additional_kwargs[RISK_KEY]]
     assert len(heard.of(CocoaRiskEvent)) == 1
-
-
-def test_a_collector_keeps_the_latest_reports(llm: CocoaLLM) -> None:
-    collector = collect_risk(max_reports=1)
-    with collect_risk() as whole, collector as latest:
-        llm.complete(PROMPT)
-        llm.complete(PROMPT, max_new_tokens=1)
-    assert latest == whole[-1:]
-    assert collector.max_risk == max(report.max_risk or 0.0 for report in whole)
-    with pytest.raises(ConfigError, match="max_reports"):
-        collect_risk(max_reports=0)
 
 
 @pytest.mark.also_remote

@@ -1,13 +1,17 @@
-"""Completions: what a response holds, and which options of a call reach the decoder."""
+"""Completions and chats: what a response holds, what reaches the decoder, and async calls that never block or go on."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
 
 import pytest
 from llama_index.core import PromptTemplate
+from llama_index.core.base.llms.generic_utils import messages_to_prompt as llama_index_default
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
-from llama_index.core.llms import LLM, ChatMessage, CustomLLM
+from llama_index.core.chat_engine import SimpleChatEngine
+from llama_index.core.llms import LLM, ChatMessage, CustomLLM, MessageRole
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, PromptError
@@ -15,48 +19,56 @@ from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent
 from tests.helpers.alike import near
 from tests.helpers.llama_index_helpers import PROMPT, Listener
+from tests.helpers.processors import Asks
 from tests.helpers.reports import all_spans, risk_report
 
-
-def test_complete_answers_as_the_engine_does(llm: CocoaLLM, engine: CocoaEngine) -> None:
-    expected = engine.generate(PROMPT, max_new_tokens=8)
-    response = llm.complete(PROMPT)
-    assert response.text == expected.text
-    assert not response.text.startswith(PROMPT)
-    assert response.delta is None
-    assert response.additional_kwargs == {"cocoa_spans": all_spans(expected), "cocoa_risk": risk_report(expected)}
-    assert response.raw is not None
-    assert response.raw["cocoa_risk"] == risk_report(expected)
-    assert response.raw["finish_reason"] == "length"
-    assert response.raw["model"] == response.raw["model_name"] == engine.model_name
+QUESTION = [ChatMessage("Name a colour.")]
+AS_DICTS = [{"role": "user", "content": "Name a colour."}]
+ENDLESS = {"max_new_tokens": 400, "method": "greedy", "suppress_tokens": [0, 2]}  # no end-of-text token
+METHODS: dict[str, tuple[str, Any]] = {
+    "acomplete": ("complete", PROMPT),
+    "astream_complete": ("stream_complete", PROMPT),
+    "achat": ("chat", QUESTION),
+    "astream_chat": ("stream_chat", QUESTION),
+}
 
 
-def test_stream_hands_out_each_span_then_the_whole_report(llm: CocoaLLM) -> None:
-    whole = llm.complete(PROMPT)
-    *chunks, last = llm.stream_complete(PROMPT)
-    assert len(chunks) > 1
+def text_of(response: Any) -> str:
+    return str(response.message.content if hasattr(response, "message") else response.text)
+
+
+@pytest.mark.parametrize("method", ["complete", "chat"])
+def test_an_answer_is_the_engines_and_its_stream_each_span_then_the_whole_report(
+    method: str, llm: CocoaLLM, engine: CocoaEngine
+) -> None:
+    if method == "chat":
+        expected = engine.chat(AS_DICTS, max_new_tokens=8)
+    else:
+        expected = engine.generate(PROMPT, max_new_tokens=8)
+    asked = QUESTION if method == "chat" else PROMPT
+    whole = getattr(llm, method)(asked)
+    report, spans = risk_report(expected), all_spans(expected)
+    assert (text_of(whole), whole.delta) == (expected.text, None)
+    assert method == "complete" or whole.message.role is MessageRole.ASSISTANT
+    assert whole.additional_kwargs == {"cocoa_spans": spans, "cocoa_risk": report}
+    assert (whole.raw["cocoa_risk"], whole.raw["finish_reason"]) == (report, "length")
+    assert whole.raw["model"] == whole.raw["model_name"] == engine.model_name
+    assert whole.raw["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
+    log_probs = [log_prob for span in expected.spans for log_prob in span.token_log_probs]
+    assert [entry.logprob for (entry,) in whole.logprobs] == near(log_probs)
+    assert "".join(entry.token for (entry,) in whole.logprobs) == expected.text
+    assert bytes(byte for (entry,) in whole.logprobs for byte in entry.bytes).decode() == expected.text
+    *chunks, last = getattr(llm, f"stream_{method}")(asked)
+    assert len(chunks) == len(spans) > 1
     text = ""
-    for chunk in chunks:
+    for chunk, span in zip(chunks, spans, strict=True):
         text += chunk.delta or ""
-        assert chunk.text == text
-        (span,) = chunk.additional_kwargs["cocoa_spans"]
-        assert whole.text[span["start"] : span["end"]] == span["text"] == chunk.delta
+        assert text_of(chunk) == text
+        assert chunk.additional_kwargs["cocoa_spans"] == [span]
+        assert expected.text[span["start"] : span["end"]] == span["text"] == chunk.delta
         assert chunk.raw == {"cocoa_spans": [span]}
-    spans = [chunk.additional_kwargs["cocoa_spans"][0] for chunk in chunks]
-    assert spans == whole.additional_kwargs["cocoa_risk"]["spans"]
     assert [entry for chunk in chunks for entry in chunk.logprobs or []] == whole.logprobs
-    report = {"cocoa_risk": whole.additional_kwargs["cocoa_risk"]}
-    assert last == whole.model_copy(update={"delta": "", "additional_kwargs": report})
-
-
-def test_logprobs_are_those_of_the_tokens(llm: CocoaLLM, engine: CocoaEngine) -> None:
-    spans = engine.generate(PROMPT, max_new_tokens=8).spans
-    expected = [log_prob for span in spans for log_prob in span.token_log_probs]
-    entries = llm.complete(PROMPT).logprobs
-    assert entries is not None
-    assert [entry.logprob for (entry,) in entries] == near(expected)
-    assert "".join(entry.token for (entry,) in entries) == "".join(span.text for span in spans)
-    assert bytes(byte for (entry,) in entries for byte in entry.bytes).decode() == llm.complete(PROMPT).text
+    assert last == whole.model_copy(update={"delta": "", "additional_kwargs": {"cocoa_risk": report}})
 
 
 @pytest.mark.parametrize("method", ["complete", "achat", "stream_chat"])
@@ -147,3 +159,127 @@ def test_it_is_what_the_frameworks_bases_are_and_no_default_of_theirs_is_used(ba
     assert tools.__module__.startswith("cocoa_integrations")
     assert kind.complete is not CustomLLM.complete
     assert kind.metadata is not base.metadata
+
+
+def test_system_prompt_opens_a_chat_that_has_none(engine: CocoaEngine) -> None:
+    llm = CocoaLLM(engine=engine, max_new_tokens=4, system_prompt="Answer in capitals.")
+    own = ChatMessage("Answer in French.", role=MessageRole.SYSTEM)
+
+    def expected(system: str) -> str:
+        return engine.chat([{"role": "system", "content": system}, *AS_DICTS], max_new_tokens=4).text
+
+    assert llm.chat(QUESTION).message.content == expected("Answer in capitals.")
+    assert llm.chat([own, *QUESTION]).message.content == expected("Answer in French.")
+
+
+def test_every_role_of_llama_index_has_one_in_the_template(
+    llm: CocoaLLM, engine: CocoaEngine, prompts: list[str]
+) -> None:
+    roles = [MessageRole.DEVELOPER, MessageRole.USER, MessageRole.MODEL, MessageRole.USER]
+    llm.chat([ChatMessage("Hi.", role=role) for role in roles], max_new_tokens=1)
+    known = [{"role": role, "content": "Hi."} for role in ("system", "user", "assistant", "user")]
+    assert prompts == [engine.render_chat(known)]
+
+
+@pytest.mark.parametrize("messages", [[], [ChatMessage("")], [ChatMessage(" \n\t")], [ChatMessage(blocks=[])] * 2])
+def test_messages_without_text_are_refused(messages: list[ChatMessage], llm: CocoaLLM, engine: CocoaEngine) -> None:
+    opened = CocoaLLM(engine=engine, system_prompt="Be brief.", max_new_tokens=1)
+    formatted = CocoaLLM(engine=engine, messages_to_prompt=llama_index_default, max_new_tokens=1)
+    for one in (llm, opened, formatted):
+        with pytest.raises(PromptError, match="the conversation is empty"):
+            one.chat(messages)
+    assert opened.chat([ChatMessage("Hi"), *messages]).message.content
+
+
+async def _two_turns(how: str, chat: SimpleChatEngine) -> list[str]:
+    answers = []
+    for question in ("Name a colour.", "And another."):
+        if how == "chat":
+            answers.append((await asyncio.to_thread(chat.chat, question)).response)
+        elif how == "stream_chat":
+            stream = await asyncio.to_thread(chat.stream_chat, question)
+            answers.append("".join(await asyncio.to_thread(list, stream.response_gen)))
+        elif how == "achat":
+            answers.append((await chat.achat(question)).response)
+        else:
+            astream = await chat.astream_chat(question)
+            answers.append("".join([delta async for delta in astream.async_response_gen()]))
+    return answers
+
+
+@pytest.mark.parametrize("how", ["chat", "stream_chat", "achat", "astream_chat"])
+async def test_risk_does_not_leak_into_the_second_turn(how: str, engine: CocoaEngine) -> None:
+    prompts: list[str] = []
+
+    def prints_everything(messages: Sequence[ChatMessage]) -> str:
+        prompts.append(llama_index_default(messages))  # LlamaIndex's own prints a message's additional_kwargs
+        return prompts[-1]
+
+    llm = CocoaLLM(engine=engine, max_new_tokens=6, messages_to_prompt=prints_everything)
+    chat = SimpleChatEngine.from_defaults(llm=llm)
+    first, _ = await _two_turns(how, chat)
+    assert prompts[1] == f"user: Name a colour.\nassistant: {first}\nuser: And another.\nassistant: "
+    assert all(not message.additional_kwargs for message in chat.chat_history)
+
+
+async def _everything(answer: Awaitable[Any]) -> Any:
+    """The response, or the list of a stream's responses."""
+    answer = await answer
+    return [chunk async for chunk in answer] if isinstance(answer, AsyncIterator) else answer
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_async_answers_equal_the_sync_ones(method: str, llm: CocoaLLM, heard: Listener) -> None:
+    sync, prompt = METHODS[method]
+    expected = getattr(llm, sync)(prompt)
+    expected = list(expected) if "stream" in method else expected
+    assert await _everything(getattr(llm, method)(prompt)) == expected
+    assert len(heard.of(CocoaRiskEvent)) == 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_bad_input_raises_when_asked(method: str, llm: CocoaLLM) -> None:
+    with pytest.raises(ConfigError, match="unknown option 'alhpa'"):
+        await getattr(llm, method)(METHODS[method][1], alhpa=1.0)
+    too_long = "word " * 9000
+    with pytest.raises(PromptError, match="8192"):
+        await getattr(llm, method)([ChatMessage(too_long)] if "chat" in method else too_long)
+
+
+async def _assert_stopped(llm: CocoaLLM, calls: list[Any]) -> None:
+    """After one further answer, and after another one."""
+    await llm.acomplete(PROMPT)
+    now = len(calls)
+    await llm.acomplete(PROMPT)
+    assert len(calls) == now < 100
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_cancelling_stops_the_work_within_a_span(method: str, llm: CocoaLLM, heard: Listener) -> None:
+    calls: list[Any] = []
+    call = getattr(llm, method)(
+        METHODS[method][1], **ENDLESS, gamma=1.0, logits_processor=Asks(calls.append)
+    )  # one long span
+    task = asyncio.ensure_future(_everything(call))
+    while len(calls) < 3 and not task.done():
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await _assert_stopped(llm, calls)
+    assert not [event for event in heard.of(CocoaRiskEvent) if event.generation.usage.completion_tokens > 8]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_leaving_a_stream_stops_the_work(asynchronous: bool, llm: CocoaLLM) -> None:
+    calls: list[Any] = []
+    if asynchronous:
+        stream: Any = await llm.astream_complete(PROMPT, **ENDLESS, logits_processor=Asks(calls.append))
+        await anext(stream)
+        await stream.aclose()
+        assert [chunk async for chunk in stream] == []
+    else:
+        stream = llm.stream_complete(PROMPT, **ENDLESS, logits_processor=Asks(calls.append))
+        next(stream)
+        stream.close()
+    await _assert_stopped(llm, calls)

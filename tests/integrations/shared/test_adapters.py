@@ -1,4 +1,4 @@
-"""The adapters use public names only: of the engine, and of each other's modules."""
+"""The adapters use public names of the engine and of each other only, and import no framework without need."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import cocoa_integrations
+from tests.helpers.processes import python
 
 FOLDER = Path(cocoa_integrations.__file__).parent
 MODULES = sorted(FOLDER.rglob("*.py"))
@@ -67,10 +68,6 @@ ENGINE_MODULES = {
 """The modules of the engine that adapters import."""
 
 
-def module_id(path: Path) -> str:
-    return str(path.relative_to(FOLDER))
-
-
 def own_names(tree: ast.AST) -> set[str]:
     """The names that a module defines: functions, classes, variables, and attributes set or declared by its classes."""
     names = set()
@@ -119,21 +116,46 @@ def engine_imports(source: str) -> Iterator[tuple[str, str]]:
             yield from ((name.name, "") for name in node.names if name.name.partition(".")[0] == "cocoa_engine")
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_id)
-def test_adapters_read_no_private_attributes_of_other_modules(path: Path) -> None:
-    assert list(foreign_private_attributes(path.read_text(encoding="utf-8"))) == []
-
-
-@pytest.mark.parametrize("path", MODULES, ids=module_id)
-def test_adapters_import_public_names_of_the_engine(path: Path) -> None:
-    found = {
-        (module, name)
-        for module, name in engine_imports(path.read_text(encoding="utf-8"))
-        if module not in ENGINE_MODULES or is_private(name)
-    }
-    assert not found
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_adapters_use_public_names_of_other_modules_and_of_the_engine(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert list(foreign_private_attributes(source)) == []
+    imports = list(engine_imports(source))
+    assert [(module, name) for module, name in imports if module not in ENGINE_MODULES or is_private(name)] == []
 
 
 def test_the_list_of_modules_is_no_longer_than_needed() -> None:
     sources = [path.read_text(encoding="utf-8") for path in MODULES]
     assert {module for source in sources for module, _ in engine_imports(source)} >= ENGINE_MODULES
+
+
+LOADED = """
+import sys
+
+def loaded(*names):
+    return sorted(module for module in sys.modules if module.partition(".")[0] in names)
+"""
+LANGCHAIN = """
+import cocoa_engine.engine
+assert not loaded("langchain_core", "langchain", "llama_index"), loaded("langchain_core", "langchain", "llama_index")
+import cocoa_integrations.langchain
+assert all(hasattr(cocoa_integrations.langchain, name) for name in cocoa_integrations.langchain.__all__)
+optional = ("llama_index", "langchain", "langgraph")
+assert not loaded(*optional), loaded(*optional)
+assert cocoa_integrations.langchain.RiskMiddleware.__module__ == "cocoa_integrations.langchain.agents"
+assert loaded("langchain")
+"""
+LLAMA_INDEX = """
+import llama_index.core
+from transformers import GenerationMixin
+before = set(sys.modules)  # older versions import OpenTelemetry themselves
+import cocoa_integrations.llama_index
+foreign = {*loaded("langchain", "langchain_core", "opentelemetry"), "cocoa_integrations.langchain"}
+assert not foreign & (set(sys.modules) - before), foreign
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [LANGCHAIN, LLAMA_INDEX], ids=["langchain", "llama_index"])
+def test_imports_are_kept_apart(program: str) -> None:
+    assert python(LOADED + program) == ""

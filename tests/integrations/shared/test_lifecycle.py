@@ -1,27 +1,34 @@
-"""Models of all adapters after their construction: options set later, copies, pickles, shared weights."""
+"""Models of all adapters after construction: options set later, copies, pickles, shared weights, their profile."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain.agents.middleware import SummarizationMiddleware
 from langchain_core.rate_limiters import InMemoryRateLimiter
+from langchain_core.runnables import ConfigurableField
 
-from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
+from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
+from cocoa_engine.errors import ConfigError, PromptError, UnsupportedFeatureError
+from cocoa_engine.model.embedded import CONTEXT_WINDOW
+from cocoa_integrations._shared import loading
 from cocoa_integrations.langchain import ChatCocoa, get_risk
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM
 from tests.helpers.model_folders import counted_loads, save_calibrator, save_model
+from tests.helpers.structured import engine_for_schemas
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 PROMPT = "Once upon a time"
 KINDS = [ChatCocoa, LangChainLLM, CocoaLLM]
 each_kind = pytest.mark.parametrize("kind", KINDS)
+of_langchain = pytest.mark.parametrize("kind", KINDS[:2])
 
 
 @pytest.fixture
@@ -200,14 +207,14 @@ def test_a_model_set_later_answers_the_next_call(method: str, folder: str, other
     llm = CocoaLLM(model_name=folder, max_new_tokens=8)
     llm.model_name = other_folder
 
-    async def awaited() -> Any:
-        answer = await getattr(llm, method)(PROMPT)
-        return [chunk async for chunk in answer][-1] if "stream" in method else answer
+    async def asked() -> Any:
+        answer = getattr(llm, method)(PROMPT)
+        answer = await answer if method.startswith("a") else answer
+        if "stream" in method:
+            return [chunk async for chunk in answer][-1] if method.startswith("a") else list(answer)[-1]
+        return answer
 
-    if method.startswith("a"):
-        answer = asyncio.run(awaited())
-    else:
-        answer = list(getattr(llm, method)(PROMPT))[-1] if "stream" in method else getattr(llm, method)(PROMPT)
+    answer = asyncio.run(asked())
     assert answer.raw["model_name"] == other_folder
     assert answer.text == CocoaLLM(model_name=other_folder, max_new_tokens=8).complete(PROMPT).text
     assert loads == [folder, other_folder]
@@ -249,3 +256,98 @@ def test_llms_of_one_model_share_it(folder: str, calibrator: str, loads: list[st
     own = CocoaLLM(model_name=folder, tokenizer=tiny_tokenizer())
     assert own.engine.model is first.engine.model
     assert loads == [folder]
+
+
+# --- LangChain: the profile, prompts, synonyms
+
+
+def test_the_window_is_read_without_the_weights(tmp_path: Path, loads: list[str], engine: CocoaEngine) -> None:
+    config = {"model_type": "llama", "max_position_embeddings": 1234}
+    (tmp_path / "config.json").write_text(json.dumps(config))  # of which no weights exist
+    chat = ChatCocoa(model=tmp_path)
+    assert chat.profile is not None
+    assert chat.profile["max_input_tokens"] == 1234
+    middleware = SummarizationMiddleware(model=chat, trigger=("fraction", 0.8), keep=("fraction", 0.3))
+    assert middleware.model is chat
+    embedded = ChatCocoa()
+    assert embedded.profile is not None
+    assert embedded.profile["max_input_tokens"] == CONTEXT_WINDOW == engine.context_window
+    SummarizationMiddleware(model=embedded, trigger=("fraction", 0.8))
+    assert loads == []
+
+
+def test_the_profile_follows_the_model(folder: str, other_folder: str) -> None:
+    chat: Any = ChatCocoa(model=folder)
+    assert chat.profile["max_input_tokens"] == 512
+    chat.model_name = other_folder
+    assert chat.profile["max_input_tokens"] == 256
+    chat.load()
+    assert chat.profile["max_input_tokens"] == 256
+    configurable = chat.configurable_fields(model=ConfigurableField(id="model"))
+    rebuilt, _ = configurable.prepare({"configurable": {"model": folder}})
+    assert rebuilt.profile["max_input_tokens"] == 512
+    chat.profile = {"max_input_tokens": 99}
+    assert chat.profile == {"max_input_tokens": 99} == copy.copy(chat).profile
+    assert ChatCocoa(profile={"max_input_tokens": 7}).profile == {"max_input_tokens": 7}
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "no-such/model-on-the-hub", "file"])
+def test_a_window_that_cannot_be_read_is_absent(name: str, tmp_path: Path) -> None:
+    if name == "file":
+        (tmp_path / "config.json").write_text("no JSON")
+        name = str(tmp_path)
+    profile = ChatCocoa(model=name).profile
+    assert profile is not None
+    assert "max_input_tokens" not in profile
+    assert profile["tool_calling"] is True
+
+
+@of_langchain
+def test_a_lone_surrogate_is_refused_before_a_model_is_loaded(kind: Any) -> None:
+    model, text = kind(model="/no/such"), "a\ud800b"
+    where = r"content of message 0 \(user\)" if kind is ChatCocoa else "prompt"
+    for ask in (
+        lambda: model.invoke(text),
+        lambda: list(model.stream(text)),
+        lambda: model.batch([text]),
+        lambda: asyncio.run(model.ainvoke(text)),
+    ):
+        with pytest.raises(PromptError, match=rf"{where} has a lone surrogate \(U\+D800\) at character 1"):
+            ask()
+
+
+@of_langchain
+def test_max_tokens_can_be_set_and_configured(kind: Any) -> None:
+    model = kind(engine=engine_for_schemas())
+    model.max_tokens = 3
+    assert (model.max_new_tokens, model.max_tokens) == (3, 3)
+    model.config = CocoaConfig(max_new_tokens=5, alpha=1.0)
+    assert (model.max_tokens, model.alpha) == (5, 1.0)
+    configurable = model.configurable_fields(max_tokens=ConfigurableField(id="length"))
+    assert configurable.config_specs[0].annotation is int
+    assert configurable.config_specs[0].default == 5
+    chosen = {"configurable": {"length": 2}}
+    assert configurable.invoke("Once", chosen) == model.bind(max_tokens=2).invoke("Once") or kind is ChatCocoa
+    if kind is ChatCocoa:
+        assert configurable.invoke("Once", chosen).usage_metadata["output_tokens"] == 2
+    with pytest.raises(ConfigError, match="max_new_tokens is given under two names"):
+        model.configurable_fields(max_tokens=ConfigurableField(id="a"), max_new_tokens=ConfigurableField(id="b"))
+    with pytest.raises(ValueError, match="max_tokenz"):
+        model.configurable_fields(max_tokenz=ConfigurableField(id="a"))
+
+
+def test_the_cache_key_knows_a_change_made_before_a_model_that_shares_the_weights(folder: str, calibrator: str) -> None:
+    plain, calibrated = ChatCocoa(model=folder), ChatCocoa(model=folder, calibrator=calibrator)
+    unchanged = calibrated._identifying_params
+    plain.load().model.generation_config.repetition_penalty = 1.7
+    calibrated.load()
+    assert calibrated._identifying_params != unchanged
+
+
+def test_the_configuration_is_not_read_by_the_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "read_context_window", lambda *args, **options: pytest.fail("was read"))
+    chat = ChatCocoa(model="org/name")
+    assert copy.deepcopy(chat) == chat
+    assert "org/name" in repr(chat)
+    assert chat.model_dump()["model_name"] == "org/name"
+    assert "org/name" in chat.model_dump_json()

@@ -24,17 +24,14 @@ def test_a_loop_is_one_sequence_over_and_over(before: list[int], unit: list[int]
     assert is_loop(ids) or len(unit) > LONGEST or len(unit) * times < LOOP
 
 
-def test_spans_say_that_they_repeat() -> None:
+def test_spans_and_reports_say_that_they_repeat() -> None:
     engine = speaker(f"A red house. {'ab' * LOOP}")
-    flags = [span.repeats for span in engine.generate("hi", config=LONG).spans]
+    answer = engine.generate("hi", config=LONG)
+    flags = [span.repeats for span in answer.spans]
     assert (flags[0], flags[-1], flags) == (False, True, sorted(flags))
     with engine.stream("hi", config=LONG) as stream:
         assert [span.repeats for span in stream] == flags
+    for report in (RiskReport.of(answer), RiskReport.of(answer).compact()):
+        assert report.to_dict()["spans"][-1]["repeats"] is True
+        assert RiskReport.from_wire(report.to_dict()).spans[-1].repeats
     assert not any(span.repeats for span in speaker("A red house. It has no end.").generate("hi", config=LONG).spans)
-
-
-def test_reports_say_so_too() -> None:
-    report = RiskReport.of(speaker("ab" * LOOP).generate("hi", config=CocoaConfig(max_new_tokens=40)))
-    for one in (report, report.compact()):
-        assert one.to_dict()["spans"][-1]["repeats"] is True
-        assert RiskReport.from_wire(one.to_dict()).spans[-1].repeats

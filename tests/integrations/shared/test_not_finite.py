@@ -109,12 +109,22 @@ def test_a_retry_goes_on_and_prefers_a_finite_risk(risk: float, measure: Any) ->
 
 
 @NOT_FINITE
-def test_a_judge_and_a_score_fail(risk: float) -> None:
-    assert Judgement(risk, "max_risk", HIGH, report_of(risk)).passing is False
-    assert "'Frank' (inf)" in Judgement(risk, "max_risk", HIGH, report_of(risk)).comment
-    scoring = Scoring(threshold=HIGH)
-    assert scoring.label(report_of(risk)) == "fail"
-    assert scoring.explanation(report_of(risk)).endswith("the riskiest claim is 'Frank Herbert'")
+def test_a_judge_a_score_a_collector_and_the_answer_as_a_whole(risk: float) -> None:
+    report, handler = report_of(risk), RiskCallbackHandler()
+    judgement, scoring = Judgement(risk, "max_risk", HIGH, report), Scoring(threshold=HIGH)
+    assert (judgement.passing, scoring.label(report)) == (False, "fail")
+    assert "'Frank' (inf)" in judgement.comment
+    assert scoring.explanation(report).endswith("the riskiest claim is 'Frank Herbert'")
+    handler.on_llm_end(LLMResult(generations=[[ChatGeneration(message=message_of(risk))]]), run_id=uuid4())
+    assert handler.max_risk == math.inf
+    compact = report.compact()
+    assert [part.text for part, _ in Limit(HIGH).risky(compact.spans)] == ["Frank"]
+    assert (compact.max_risk, compact.mean_risk) == (None, None)
+    answer = generation(("Frank", 0.1)).model_copy(update={"answer_risk": risk, "answer_threshold": 0.5})
+    report = RiskReport.of(answer)
+    json.dumps(report.to_dict(), allow_nan=False)
+    assert Limit(HIGH, "answer_risk").reached(report)
+    assert not Tries[str](retry_plan(HIGH, measure="answer_risk")).add("a", report)
 
 
 def test_the_rest_of_the_metadata_is_json() -> None:
@@ -129,18 +139,16 @@ def test_the_rest_of_the_metadata_is_json() -> None:
     assert "-9999.0" in json.dumps(entries, allow_nan=False)
 
 
-@pytest.mark.parametrize("compact", [False, True])
-def test_a_risk_that_was_not_measured_is_another_matter(compact: bool) -> None:
+def test_a_risk_that_was_not_measured_is_another_matter() -> None:
     answer = generation(("Dune is by ", 0.1), ("Frank", 0.2), (" Herbert", 0.3))
     spans = [answer.spans[0].model_copy(update={"risk": None}), *answer.spans[1:]]
     report = RiskReport.of(answer.model_copy(update={"spans": spans}))
     assert (report.max_risk, report.mean_risk) == (0.3, 0.25)
-    if compact:
-        report = report.compact()
-    assert report.spans[0].risk is None
-    assert Limit(HIGH).risky(report.spans) == []
-    assert highest(report.spans, "risk") == 0.3
-    assert Limit(0.0, "f_mlds").risky([report.spans[0].with_values(f_mlds=None)])
+    for each in (report, report.compact()):
+        assert each.spans[0].risk is None
+        assert Limit(HIGH).risky(each.spans) == []
+        assert highest(each.spans, "risk") == 0.3
+        assert Limit(0.0, "f_mlds").risky([each.spans[0].with_values(f_mlds=None)])
 
 
 @NOT_FINITE
@@ -172,23 +180,3 @@ def test_white_space_and_an_unmeasured_risk_pass(risk: float, unit: UnitLevel) -
     report = RiskReport.of(answer.model_copy(update={"spans": [first, *answer.spans[1:]]}))
     assert not Limit(HIGH, unit=unit).reached(report)
     assert Limit(HIGH, unit=unit).value(report) == 0.3
-
-
-@NOT_FINITE
-def test_a_collector_and_a_compact_report_know(risk: float) -> None:
-    handler = RiskCallbackHandler()
-    handler.on_llm_end(LLMResult(generations=[[ChatGeneration(message=message_of(risk))]]), run_id=uuid4())
-    assert handler.max_risk == math.inf
-    report = report_of(risk).compact()
-    assert [part.text for part, _ in Limit(HIGH).risky(report.spans)] == ["Frank"]
-    assert (report.max_risk, report.mean_risk) == (None, None)
-
-
-@NOT_FINITE
-def test_the_risk_of_the_answer_as_a_whole_stops(risk: float) -> None:
-    answer = generation(("Frank", 0.1)).model_copy(update={"answer_risk": risk, "answer_threshold": 0.5})
-    report = RiskReport.of(answer)
-    json.dumps(report.to_dict(), allow_nan=False)
-    assert Limit(HIGH, "answer_risk").reached(report)
-    tries = Tries[str](retry_plan(HIGH, measure="answer_risk"))
-    assert not tries.add("a", report)

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from cocoa_engine import CocoaEngine, ConfigError, PromptError
+from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.report import RiskReport, SpanReport
 from cocoa_integrations._shared.chat_template import (
-    ChatTemplateOptions,
     ends_inside_reasoning,
-    template_kwargs,
 )
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.limits import Limit
@@ -164,16 +162,3 @@ def test_the_rendered_prompt_says_whether_the_answer_begins_inside(
     if "continue_final_message" in kwargs:
         kwargs = {**kwargs, "add_generation_prompt": False}
     assert ends_inside_reasoning(reasoning_engine(template), chat, kwargs) is inside
-
-
-def test_options_of_the_template() -> None:
-    hybrid, plain = reasoning_engine(HYBRID), reasoning_engine(PLAIN)
-    both = ChatTemplateOptions(enable_thinking=False, chat_template_kwargs={"enable_thinking": True, "a": 1})
-    assert template_kwargs(both, [USER], hybrid) == {"enable_thinking": False, "a": 1}
-    with pytest.raises(ConfigError, match="the chat template of thinker has no variable enable_thinking"):
-        template_kwargs(ChatTemplateOptions(enable_thinking=True), [USER], plain)
-    going_on = ChatTemplateOptions(continue_final_message=True)
-    with pytest.raises(PromptError, match="the last message has the role 'user'"):
-        template_kwargs(going_on, [USER], plain)
-    expected = {"continue_final_message": True, "add_generation_prompt": False}
-    assert template_kwargs(going_on, [{"role": "assistant", "content": "a"}], plain) == expected

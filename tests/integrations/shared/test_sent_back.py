@@ -15,6 +15,7 @@ from langchain_core.messages import (
     message_to_dict,
     messages_from_dict,
 )
+from langchain_core.runnables.utils import add as added
 from llama_index.core.llms import ChatMessage
 
 from cocoa_integrations.langchain import ChatCocoa
@@ -77,9 +78,7 @@ def test_messages_of_langchain(said: tuple[Speaker, str]) -> None:
     engine, text = said
     model = ChatCocoa(engine=engine, max_tokens=600, output_version="v1").bind_tools(TOOLS)
     asked = HumanMessage("Go.")
-    streamed: Any = None
-    for chunk in model.stream([asked]):
-        streamed = chunk if streamed is None else streamed + chunk
+    streamed: Any = added(list(model.stream([asked])))
     whole = model.invoke([asked])
     assert [call["args"] for call in streamed.tool_calls] == [call["args"] for call in whole.tool_calls]
     assert streamed.text == whole.text
@@ -146,10 +145,7 @@ async def test_a_tool_that_is_not_allowed_is_not_called() -> None:
     [bad] = answer.invalid_tool_calls
     assert ([call["name"] for call in answer.tool_calls], bad["name"]) == (["look"], "move")
     assert "does not allow a call of move" in str(bad["error"])
-    llm = CocoaLLM(engine=engine, max_new_tokens=200)
-    for response in (
-        llm.chat([ChatMessage("Go.")], **options),
-        [*llm.stream_chat([ChatMessage("Go.")], **options)][-1],
-    ):
+    llm, asked = CocoaLLM(engine=engine, max_new_tokens=200), [ChatMessage("Go.")]
+    for response in (llm.chat(asked, **options), [*llm.stream_chat(asked, **options)][-1]):
         assert [call.tool_name for call in llm.get_tool_calls_from_response(response)] == ["look"]
         assert '"move"' in str(response.message.content)

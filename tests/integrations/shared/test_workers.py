@@ -58,30 +58,26 @@ async def test_the_threads_go_with_the_engine() -> None:
     assert not thread.is_alive()
 
 
-def steps(closed: list[bool], threads: list[str]) -> Iterator[int]:
-    try:
-        for number in range(3):
-            threads.append(threading.current_thread().name)
-            yield number
-    finally:
-        closed.append(True)
-
-
-async def test_the_items_come_in_order_from_worker_threads() -> None:
+async def test_the_items_come_in_order_from_worker_threads_and_leaving_the_stream_closes_it() -> None:
     closed: list[bool] = []
     threads: list[str] = []
-    async with AsyncStream(Runs(), steps(closed, threads)) as stream:
+
+    def steps() -> Iterator[int]:
+        try:
+            for number in range(3):
+                threads.append(threading.current_thread().name)
+                yield number
+        finally:
+            closed.append(True)
+
+    async with AsyncStream(Runs(), steps()) as stream:
         assert [item async for item in stream] == [0, 1, 2]
     assert closed == [True]
     assert all(name.startswith("cocoa") for name in threads)
-
-
-async def test_leaving_the_stream_closes_it() -> None:
-    closed: list[bool] = []
-    async with AsyncStream(Runs(), steps(closed, [])) as stream:
+    async with AsyncStream(Runs(), steps()) as stream:
         assert await anext(stream) == 0
-        assert not closed
-    assert closed == [True]
+        assert closed == [True]
+    assert closed == [True, True]
 
 
 async def test_an_error_reaches_the_reader() -> None:

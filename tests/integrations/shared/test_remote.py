@@ -1,8 +1,9 @@
-"""The chat model of a server gives what the same model in this process gives."""
+"""The models of a server give what the same models in this process give, in both adapters."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import sys
 import time
@@ -18,6 +19,9 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Too
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.runnables.utils import add
+from llama_index.core.llms import ChatMessage, ChatResponse, MessageRole
+from llama_index.core.query_engine import CustomQueryEngine
+from llama_index.core.schema import NodeWithScore, TextNode
 
 from cocoa_engine import CocoaEngine, Span
 from cocoa_engine.errors import (
@@ -40,18 +44,23 @@ from cocoa_integrations.langchain import (
     with_citations,
     with_risk_retry,
 )
+from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
+from cocoa_integrations.llama_index import MissingRiskWarning, RiskQueryEngine, collect_risk
+from cocoa_integrations.llama_index.answers import Answers
+from cocoa_integrations.llama_index.retrieved import add_nodes
 from cocoa_integrations.server import create_app
 from tests.helpers.alike import close, token_counts, without_reuse
 from tests.helpers.in_threads import wait_until
 from tests.helpers.inside import sequences_running
 from tests.helpers.reasoning_models import OPENS, READS_REASONING
-from tests.helpers.remote import Recording, listening, same_ids, serving
+from tests.helpers.remote import Recording, listening, serving
 from tests.helpers.reports import to_dicts
 from tests.helpers.rivals import heads_file, heads_of
 from tests.helpers.served import speaker
 from tests.helpers.structured import PATHS, Order, engine_for_schemas
 
 QUESTION = "Who invented the telephone?"
+each_kind = pytest.mark.parametrize("kind", [ChatCocoa, LlamaIndexLLM])
 
 
 @pytest.fixture(scope="module")
@@ -78,49 +87,89 @@ def sent(server: Recording) -> list[Any]:
     return server.bodies
 
 
-def here_and_there(engine: CocoaEngine, url: str, **options: Any) -> tuple[ChatCocoa, ChatCocoa]:
+def here_and_there(engine: CocoaEngine, url: str, kind: Any = ChatCocoa, **options: Any) -> tuple[Any, Any]:
     """The same model in this process and behind its server."""
     options = {"max_tokens": 12, "risk_metadata": "full", **options}
-    return ChatCocoa(engine=engine, **options), ChatCocoa(base_url=url, timeout=60, **options)
+    return kind(engine=engine, **options), kind(base_url=url, timeout=60, **options)
+
+
+def ask(model: Any, text: str, **options: Any) -> Any:
+    return model.chat([ChatMessage(text)], **options) if hasattr(model, "chat") else model.invoke(text, **options)
 
 
 def joined(chunks: list[AIMessageChunk]) -> AIMessageChunk:
     return cast(AIMessageChunk, add(chunks))
 
 
-def assert_same(here: AIMessage, there: AIMessage) -> None:
-    """Every key of the reports, and whatever else the messages have in common."""
+def assert_same(here: Any, there: Any) -> None:
+    """Every key of the reports but the ids of calls, and whatever else the answers have in common."""
     own, remote = get_risk(here).to_dict(), get_risk(there).to_dict()
+    for call in (*own.get("tool_calls", ()), *remote.get("tool_calls", ())):
+        call["id"] = "new for each call"
     assert list(own) == list(remote)
     for key in own:
-        assert close(same_ids(own)[key], same_ids(remote)[key]), key
-    assert close(here.additional_kwargs["cocoa_spans"], there.additional_kwargs["cocoa_spans"])
-    assert here.content == there.content
-    assert [call["args"] for call in here.tool_calls] == [call["args"] for call in there.tool_calls]
-    wrong = [[(call["args"], call["error"]) for call in one.invalid_tool_calls] for one in (here, there)]
-    assert wrong[0] == wrong[1]
-    for key in ("model_name", "finish_reason", "model_provider"):
-        assert here.response_metadata[key] == there.response_metadata[key]
-    assert token_counts(here.usage_metadata) == token_counts(there.usage_metadata)
+        assert close(own[key], remote[key]), key
+    assert close(here.additional_kwargs.get("cocoa_spans"), there.additional_kwargs.get("cocoa_spans"))
+    if isinstance(here, ChatResponse):
+        assert close(*(answer.raw["cocoa_risk"] for answer in (here, there)))
+    assert common(here) == common(there)
+
+
+def common(answer: Any) -> list[Any]:
+    """All of an answer but its risk and the ids of its calls."""
+    if isinstance(answer, ChatResponse):
+        metadata: Any = answer.raw
+        blocks = [block.model_dump(exclude={"tool_call_id"}) for block in answer.message.blocks]
+        usage = [metadata["usage"][key] for key in ("prompt_tokens", "completion_tokens", "total_tokens")]
+        parts = [answer.message.role, answer.message.content, answer.delta, blocks, usage, {*answer.additional_kwargs}]
+    else:
+        metadata = answer.response_metadata
+        wrong = [(call["args"], call["error"]) for call in answer.invalid_tool_calls]
+        calls = [call["args"] for call in answer.tool_calls]
+        parts = [answer.content, calls, wrong, token_counts(answer.usage_metadata), metadata["model_provider"]]
+    return [*parts, metadata["model_name"], metadata["finish_reason"]]
 
 
 # What comes back.
 
 
-@pytest.mark.parametrize("settings", [{}, {"method": "greedy"}, {"alpha": 8.0, "gamma": 0.05}, {"stop": ["6"]}])
+async def answers(model: Any) -> list[list[Any]]:
+    """Whole answers and streams, sync and async."""
+    if isinstance(model, ChatCocoa):
+        streams = [[*model.stream(QUESTION)], [chunk async for chunk in model.astream(QUESTION)]]
+        return [[model.invoke(QUESTION)], [await model.ainvoke(QUESTION)], *streams]
+    asked = [ChatMessage(QUESTION)]
+    streams = [[*model.stream_chat(asked)], [chunk async for chunk in await model.astream_chat(asked)]]
+    return [[model.chat(asked)], [await model.achat(asked)], *streams]
+
+
+def pieces(chunks: list[Any]) -> list[Any]:
+    """The text and the spans of each chunk."""
+    if isinstance(chunks[0], AIMessage):
+        return [(chunk.text, to_dicts(get_spans(chunk))) for chunk in chunks]
+    spans = [chunk.additional_kwargs.get("cocoa_spans") for chunk in chunks[:-1]]
+    return [spans, [(chunk.delta, chunk.message.content) for chunk in chunks]]
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"method": "greedy"}, {"alpha": 8.0, "gamma": 0.05}, {"stop": ["6"]}, {"max_risk": 0.3, "max_tokens": 40}],
+)
 async def test_the_report_is_that_of_the_model_in_this_process(
-    engine: CocoaEngine, url: str, settings: dict[str, Any]
+    kind: Any, engine: CocoaEngine, url: str, settings: dict[str, Any]
 ) -> None:
-    here, there = here_and_there(engine, url, **settings)
-    assert_same(here.invoke(QUESTION), there.invoke(QUESTION))
-    assert_same(await here.ainvoke(QUESTION), await there.ainvoke(QUESTION))
-    chunks, own = list(there.stream(QUESTION)), list(here.stream(QUESTION))
-    assert [(one.text, to_dicts(get_spans(one))) for one in chunks] == [
-        (one.text, to_dicts(get_spans(one))) for one in own
-    ]
-    assert_same(joined(own), joined(chunks))
-    assert chunks[-1].chunk_position == "last"
-    assert_same(joined(own), joined([chunk async for chunk in there.astream(QUESTION)]))
+    here, there = here_and_there(engine, url, kind, **settings)
+    for own, remote in zip(await answers(here), await answers(there), strict=True):
+        if len(own) > 1:
+            assert pieces(own) == pieces(remote)
+        if kind is ChatCocoa and len(own) > 1:
+            assert remote[-1].chunk_position == "last"
+            own, remote = [joined(own)], [joined(remote)]
+        assert_same(own[-1], remote[-1])
+        if "max_risk" in settings:
+            assert "risk" in common(remote[-1])
+            assert get_risk(remote[-1]).spans[-1].reaches_max_risk
 
 
 @pytest.mark.parametrize("detail", ["full", "compact", "none"])
@@ -135,8 +184,6 @@ def test_returned_answers_have_the_detail_and_callbacks_everything(engine: Cocoa
     full = here.invoke(QUESTION)
     assert all(close({**get_risk(full).to_dict(), "run_id": one.run_id}, one.to_dict()) for one in risk.reports)
     assert len(risk.reports) == 4
-    with pytest.raises(ConfigError, match="did you mean 'full'"):
-        there.invoke(QUESTION, risk_metadata="fulll")
 
 
 def look_up(place: str) -> str:
@@ -263,23 +310,26 @@ def test_settings_are_sent_by_name_and_those_of_a_call_take_precedence(url: str,
     assert [len(one["top_logprobs"]) for one in logged.response_metadata["logprobs"]["content"]] == [2, 2, 2]
 
 
+@each_kind
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alhpa": 1.0}, r"ChatCocoa: unknown option 'alhpa' \(did you mean 'alpha'\?\)"),
+        ({"alhpa": 1.0}, r"unknown option 'alhpa' \(did you mean 'alpha'\?\)"),
         ({"decore_heads": "heads.json"}, "decore_heads names a file of the server's machine"),
-        ({"risk_metadata": "all"}, "risk_metadata"),
+        ({"risk_metadata": "fulll"}, "risk_metadata"),
+        ({"max_tokens": 3, "max_new_tokens": 4}, "the same option|given twice"),
     ],
 )
 def test_options_are_checked_before_anything_is_sent(
-    url: str, sent: list[Any], options: dict[str, Any], message: str
+    kind: Any, url: str, sent: list[Any], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        ChatCocoa(base_url=url, **options)
-    with pytest.raises(ConfigError, match=message.replace("ChatCocoa", "a call of ChatCocoa")):
-        ChatCocoa(base_url=url).invoke("Hi", **options)
+        kind(base_url=url, **options)
+    if "max_tokens" not in options:
+        with pytest.raises(ConfigError, match=message):
+            ask(kind(base_url=url), "Hi", **options)
     with pytest.raises(PromptError, match="empty"):
-        ChatCocoa(base_url=url).invoke("")
+        ask(kind(base_url=url), "")
     assert sent == []
 
 
@@ -367,16 +417,13 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
         ChatCocoa(base_url="http://127.0.0.1:9/v1")
 
 
-@pytest.mark.parametrize("how", ["pickled", "copied", "configured"])
-def test_other_forms_ask_the_same_server(url: str, sent: list[Any], how: str) -> None:
-    chat: Any = ChatCocoa(base_url=url, timeout=60, max_tokens=2, api_key="k")
-    if how == "pickled":
-        chat = pickle.loads(pickle.dumps(chat))
-    elif how == "copied":
-        chat = copy.deepcopy(chat)
-    else:
-        chat = chat.configurable_fields(alpha=ConfigurableField("alpha"))
-    chat.invoke("Hi")
+CONFIGURED = (ChatCocoa, lambda chat: chat.configurable_fields(alpha=ConfigurableField("alpha")))
+COPIES = [copy.copy, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
+
+
+@pytest.mark.parametrize(("kind", "form"), [*itertools.product([ChatCocoa, LlamaIndexLLM], COPIES), CONFIGURED])
+def test_other_forms_ask_the_same_server(kind: Any, form: Any, url: str, sent: list[Any]) -> None:
+    ask(form(kind(base_url=url, timeout=60, max_tokens=2, api_key="k")), "Hi")
     assert sent[0]["cocoa"] == {"max_new_tokens": 2, "report": "message"}
 
 
@@ -404,14 +451,14 @@ async def test_a_text_model_continues_a_prompt_at_the_server(engine: CocoaEngine
 
 
 @pytest.fixture
-def seeing(quick_engine: CocoaEngine, tmp_path: Path) -> Iterator[tuple[ChatCocoa, ChatCocoa]]:
+def seeing(engine: CocoaEngine, tmp_path: Path) -> Iterator[tuple[ChatCocoa, ChatCocoa]]:
     """A model whose retrieval heads are known."""
-    size = quick_engine.num_layers, quick_engine.model.config.num_attention_heads
-    heads = heads_file(tmp_path, *size, heads_of(quick_engine.model))
-    config = quick_engine.config.replace(decore_heads=str(heads))
-    engine = CocoaEngine(quick_engine.model, quick_engine.tokenizer, model_name="quick", config=config)
-    with serving(engine) as url:
-        yield here_and_there(engine, url)
+    size = engine.num_layers, engine.model.config.num_attention_heads
+    heads = heads_file(tmp_path, *size, heads_of(engine.model))
+    config = engine.config.replace(decore_heads=str(heads))
+    aware = CocoaEngine(engine.model, engine.tokenizer, model_name="quick", config=config)
+    with serving(aware) as url:
+        yield here_and_there(aware, url)
 
 
 async def test_passages_are_attended_to_at_the_server(seeing: tuple[ChatCocoa, ChatCocoa]) -> None:
@@ -443,13 +490,13 @@ def test_sources_that_the_server_cannot_see_are_not_cited(
 
 
 async def test_a_template_at_the_server_may_change_the_sources(
-    quick_engine: CocoaEngine, caplog: pytest.LogCaptureFixture
+    engine: CocoaEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tokenizer = copy.deepcopy(quick_engine.tokenizer)
+    tokenizer = copy.deepcopy(engine.tokenizer)
     tokenizer.chat_template = "{% for m in messages %}{{ m.content | upper }}\n{% endfor %}"
     prompt = ChatPromptTemplate.from_template("{context}\n{question}")
     values = {"context": [Document("the red one")], "question": "Who is it?"}
-    with serving(CocoaEngine(quick_engine.model, tokenizer)) as url:
+    with serving(CocoaEngine(engine.model, tokenizer)) as url:
         chat = ChatCocoa(base_url=url, max_tokens=4, timeout=60)
         for message in (
             with_citations(prompt, chat).invoke(values),
@@ -469,14 +516,6 @@ def test_what_feeds_the_answer_again_needs_the_model(url: str) -> None:
         with_risk_retry(RunnableLambda(lambda _: []), prompt, there, context_lift=True, top_k_growth=1)
 
 
-def test_an_answer_that_is_too_risky_ends_there_too(engine: CocoaEngine, url: str) -> None:
-    here, there = here_and_there(engine, url, max_risk=0.3, max_tokens=40)
-    answer = there.invoke(QUESTION)
-    assert answer.response_metadata["finish_reason"] == "risk"
-    assert to_dicts(get_spans(answer))[-1]["reaches_max_risk"]
-    assert_same(here.invoke(QUESTION), answer)
-
-
 @pytest.mark.slow
 def test_calls_that_are_not_sent_are_text_in_streams_too() -> None:
     call = '{"name": "look_up", "arguments": {"place": "the'
@@ -492,3 +531,52 @@ def test_calls_that_are_not_sent_are_text_in_streams_too() -> None:
         assert [made["args"] for made in answer.tool_calls] == [{"place": "the loaf"}]
         [cut] = answer.invalid_tool_calls
         assert str(cut["args"]).startswith('{"place": "the')
+
+
+def nodes_of(*texts: str) -> list[NodeWithScore]:
+    return [NodeWithScore(node=TextNode(id_=text, text=f" {text}\n")) for text in texts]
+
+
+async def test_retrieved_nodes_in_the_messages_are_sent_as_sources(url: str, sent: list[Any]) -> None:
+    llm = LlamaIndexLLM(base_url=url, timeout=60, max_tokens=3)
+    question = [ChatMessage("the red loaf", role=MessageRole.SYSTEM), ChatMessage("yes and no")]
+    with collect_risk() as reports, Answers(lift=False):
+        llm.chat(question)
+        add_nodes(nodes_of("yes", "loaf yes", "it", "red loaf"))
+        llm.chat(question)
+        _ = [*llm.stream_chat(question)]
+        await llm.achat(question)
+        _ = [one async for one in await llm.astream_chat(question)]
+        llm.complete("yes")
+        add_nodes(nodes_of(*(f"{number:03}" for number in range(300))))
+        llm.chat([ChatMessage("yes " + " ".join(f"{number:03}" for number in range(300)))])
+    named = ["yes", "red loaf"]  # not one that begins in a message and ends in the next
+    assert [body["cocoa"].get("source") for body in sent[:-1]] == [None, *[named] * 4, ["yes"]]
+    assert sent[-1]["cocoa"]["source"] == ["yes", *(f"{number:03}" for number in range(255))]  # what a server takes
+    counts = [{len(span.passage_attention or ()) for span in report.spans} for report in reports]
+    assert counts == [{0}, *[{2}] * 4, {1}, {256}]
+
+
+def test_the_context_window_is_that_of_the_server(engine: CocoaEngine, url: str, sent: list[Any]) -> None:
+    llm = LlamaIndexLLM(base_url=url)
+    assert llm.metadata.context_window == engine.context_window
+    assert llm.metadata.is_chat_model
+    assert llm.metadata.is_function_calling_model
+    assert llm.metadata.num_output == 256
+    assert len(sent) == 1  # asked once
+    assert LlamaIndexLLM(base_url=url, context_window=100).metadata.context_window == 100
+    assert len(sent) == 1
+
+
+def test_context_lift_needs_the_model_in_this_process(url: str) -> None:
+    class Asking(CustomQueryEngine):
+        llm: Any
+
+        def custom_query(self, query_str: str) -> Any:
+            return self.llm.chat([ChatMessage(query_str)]).message.content
+
+    engine = RiskQueryEngine(Asking(llm=LlamaIndexLLM(base_url=url, max_tokens=12)), context_lift=True)
+    with pytest.warns(MissingRiskWarning, match="no context lift and no citations"):
+        response = engine.query("Hi")
+    assert response.metadata is not None
+    assert response.metadata["cocoa_risk"]["spans"]

@@ -1,4 +1,4 @@
-"""The examples run as they stand, with the embedded default model."""
+"""The examples of both adapters run as they stand, with the embedded default model."""
 
 from __future__ import annotations
 
@@ -61,3 +61,30 @@ def test_langchain_abstain(capsys: pytest.CaptureFixture[str]) -> None:
     assert "withheld" not in known
     assert "  I don't know.   (highest risk " in unknown
     assert re.search(r"withheld: \S+", unknown)
+
+
+def test_llamaindex_rag(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "llamaindex_rag.py"))["main"]()
+    printed = capsys.readouterr().out
+    question, answer, *lines = printed.splitlines()
+    assert question == "question: Who built the lighthouse, and in which year?"
+    assert "Lindqvist" in answer
+    texts = [line.split(maxsplit=1)[1] for line in lines if "Lindqvist" in line]
+    assert texts
+    assert "lighthouse.md" in printed
+
+
+def test_llamaindex_retry(capsys: pytest.CaptureFixture[str]) -> None:
+    example = runpy.run_path(str(EXAMPLES / "llamaindex_retry.py"))
+    example["main"]()
+    first, second = re.split("question: ", capsys.readouterr().out)[1:]
+    line = r"(?m)^try \d: (\d) passages, alpha (\d+(?:\.\d)?), risk (\d\.\d{3})( +<- kept)?$"
+    for printed, expected in ((first, [("1", "2.5")]), (second, [("1", "2.5"), ("2", "5")])):
+        tries = re.findall(line, printed)
+        assert [(top_k, alpha) for top_k, alpha, _, _ in tries] == expected
+        assert [bool(chosen) for _, _, _, chosen in tries].count(True) == 1
+        *above, below = [float(risk) >= example["THRESHOLD"] for _, _, risk, _ in tries]
+        assert (all(above), below) == (True, False)
+        assert "sources of the answer: " in printed
+    assert "1874 by the engineer Marta Lindqvist" in first
+    assert re.search(r"<- kept\n.* 35 minutes", second)

@@ -90,7 +90,7 @@ class Competition(ResultModel):
 
     model_config = ConfigDict(frozen=True)
 
-    risk_points: int = 0
+    risk_points: int = Field(0, description="Number of risk points.")
     candidates: float = Field(1.0, description="Mean number of candidates.")
     score_spread: float = Field(0.0, description="Mean of the best minus the worst score, by CoCoA-SIG's defaults.")
     best_score: float = Field(0.0, description="Mean of the best score, by CoCoA-SIG's defaults.")

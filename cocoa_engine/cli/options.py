@@ -234,7 +234,7 @@ def _setting(name: str) -> inspect.Parameter:
         metavar = ",".join(part.__name__.upper() for part in parts)
     option = typer.Option(
         f"--{name.replace('_', '-')}",
-        help=escape(f"{field.description}{default}{' Repeatable.' if repeatable else ''}"),
+        help=escape(f"{field.description or ''}{default}{' Repeatable.' if repeatable else ''}".strip()),
         metavar=metavar,
         show_default=False,
         rich_help_panel=DECODING,

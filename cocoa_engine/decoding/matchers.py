@@ -31,8 +31,9 @@ def load_tokenizer(tokenizer: str, ends: list[int]) -> Any:
     Raises:
         ConfigError: no grammar can be enforced with it, such as for an end token that it does not have.
     """
+    llguidance = _llguidance()
     try:
-        return _llguidance().LLTokenizer(tokenizer, eos_token=ends)
+        return llguidance.LLTokenizer(tokenizer, eos_token=ends)
     except Exception as error:
         raise ConfigError(f"a grammar cannot be enforced with this tokenizer: {error}") from safe_cause(error)
 

@@ -145,13 +145,13 @@ def _complete(
     history = AnswerHistory(before)
     text, ends = token_ends(session.tokens, [token_id for span in spans for token_id in span.token_ids])
     dropped = shown[:1].isspace() and not text[:1].isspace()  # some tokenizers drop the space that a text begins with
-    ends = [*(min(end + dropped, len(shown)) for end in ends[:-1]), len(shown)]
+    ends = [min(end + dropped, len(shown)) for end in ends]
     complete: list[Span] = []
     start = first = 0
     for span in spans:
         copied, preceding = history.extend(span.token_ids, span.token_log_probs, span.token_entropies)
         after = first + len(span.token_ids)
-        end = ends[after - 1]
+        end = len(shown) if after == len(ends) else ends[after - 1]
         chosen = (index for index, rival in enumerate(grown[first]) if rival.token_ids[:1] == span.token_ids[:1])
         values = {"token_copied": copied, "preceding": preceding, "token_ends": ends[first:after]}
         values |= {"candidates": [*grown[first]], "chosen": next(chosen, None)}

@@ -37,7 +37,7 @@ def _setting(name: str, panel: str, *flags: str, option: str | None = None, meta
     """The option for a field of :class:`ServerSettings`, which validates it: its name, its type and its default."""
     field = ServerSettings.model_fields[name]
     bounds = {key: value for entry in field.metadata for key, value in asdict(entry).items()}
-    text = escape(str(field.description))
+    text = escape(field.description or "")
     if option is not None:
         return _option(option, list[str] | None, panel, f"{text} Repeatable.", metavar=metavar)
     limits = {"min": bounds.get("ge"), "max": bounds.get("le")}

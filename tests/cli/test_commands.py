@@ -54,6 +54,18 @@ def test_every_number_among_the_options_has_bounds() -> None:
     assert {("serve", "max_n"), ("signal", "draws"), ("score", "threads"), ("score", "num_gpus")} <= found.keys()
 
 
+def test_a_setting_without_a_description_has_an_option_without_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Descriptions are read from the source, which a frozen program does not have."""
+    for name in ("gamma", "stop", "max_risk"):
+        monkeypatch.setattr(CocoaConfig.model_fields[name], "description", None)
+
+    @with_options("gamma", "stop", "max_risk")
+    def command(config: CocoaConfig) -> None: ...
+
+    options = [get_args(each.annotation)[-1].help for each in inspect.signature(command).parameters.values()]
+    assert options == [r"\[default: 0.3]", "Repeatable.", ""]
+
+
 def test_score_shows_every_figure(cocoa: Cocoa, engine: CocoaEngine) -> None:
     span = engine.score(PROMPT, TEXT, span_log_prob="mean").spans[0]
     result = cocoa("score", "--prompt", PROMPT, "--text", TEXT, "--span-log-prob", "mean")

@@ -15,6 +15,7 @@ from transformers import LogitsProcessor
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, MissingExtraError
 from cocoa_engine.decoding.grammar import GrammarProcessor, json_rule, json_schema_grammar, regex_grammar
+from cocoa_engine.decoding.matchers import load_tokenizer
 from tests.helpers.alike import assert_alike
 from tests.helpers.in_threads import together
 from tests.helpers.mutations import fuzz
@@ -205,3 +206,5 @@ def test_without_the_package_the_error_names_the_extra(engine: CocoaEngine, monk
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(MissingExtraError, match=r"cocoa-integrations\[tools\]"):
         engine.constrain(regex="a")
+    with pytest.raises(MissingExtraError, match=r"cocoa-integrations\[tools\]"):
+        load_tokenizer("{}", [2])

@@ -141,6 +141,7 @@ class TreeByLength(TokenTree):
         self.backend = backend
         self.most = len(prompt) + reserve_tokens
         self.cached: TokenTree | None = None
+        self.fed: set[Path] = set()  # the paths that the cache holds
         self.read: dict[Path, list[int]] = {}  # by path, the tokens of the read-backs after it
         if self.is_alike(1):
             self.keeps_rest = self.open().keeps_rest
@@ -153,12 +154,14 @@ class TreeByLength(TokenTree):
         """Make place for keys and values. They are still to be computed."""
         reserve_tokens = max(self.most - self.committed, 1)
         (self.cached,) = self.backend.cached.open([self.token_ids], reserve_tokens, self.capture)
-        self.cached.prompt_tokens = self.prompt_tokens
+        self.cached.prompt_tokens, self.fed = self.prompt_tokens, {()}
         return self.cached
 
     def commit(self, path: Path, *, keep_rest: bool = False) -> None:
-        if self.cached is not None and self.is_alike(len(path)):
+        if self.cached is not None and path in self.fed:
             self.cached.commit(path, keep_rest=keep_rest)
+            rest = [fed[len(path) :] for fed in self.fed if keep_rest and fed[: len(path)] == path]
+            self.fed = {(), *rest}
         else:
             self.close()
         super().commit(path)
@@ -167,7 +170,7 @@ class TreeByLength(TokenTree):
     def close(self) -> None:
         if self.cached is not None:
             self.cached.close()
-        self.cached = None
+        self.cached, self.fed = None, set()
 
 
 class ByLength(Backend[TreeByLength]):
@@ -203,14 +206,17 @@ class ByLength(Backend[TreeByLength]):
             tree.open()  # the frequencies have changed, and stay
             self.prefill_some(tree)
         fed: list[tuple[Path, int]] = []  # each with the number of tokens at its end to feed
+        held: list[bool] = []  # whether the cache holds what is before it, and will hold it
         for each in asked:
             if isinstance(each, ReadBack):
                 rest = tree.read.setdefault(each.after, [])
                 rest += each.token_ids
                 fed.append(((*each.after, *rest), len(each.token_ids)))
+                held.append(each.after in tree.fed and tree.is_alike(len(fed[-1][0])))
             else:
                 fed.append((each, 1))
-        held = [tree.cached is not None and tree.is_alike(len(path)) for path, _ in fed]
+                held.append(each[:-1] in tree.fed and tree.is_alike(len(each)))
+                tree.fed |= {each} if held[-1] else set()
         if tree.cached is not None and any(held):
             tree.cached.keep_committed, tree.cached.passages = tree.keep_committed, tree.passages
             passes, in_cache = tree.cached.forward_passes, list[Any](compress(asked, held))

@@ -19,7 +19,7 @@ from cocoa_engine.model import gguf_model
 from cocoa_engine.model.configs import context_window_of
 from cocoa_engine.model.gguf_reader import GgufFile
 from tests.helpers.alike import assert_alike
-from tests.helpers.backends import made
+from tests.helpers.backends import WANTED, close_to, made, plain
 from tests.helpers.family_gguf import write_family
 from tests.helpers.inside import use_backend
 from tests.helpers.tiny_models import EOS, tiny_model, tiny_tokenizer
@@ -164,6 +164,19 @@ def test_prompts_that_begin_alike_share_nothing_of_another_length() -> None:
     for ids in (short, long, short, long):
         found = engine.generate(ids, max_new_tokens=1, method="greedy")
         assert found.spans[0].token_log_probs[0] == pytest.approx(float(whole(model, ids).max()), abs=1e-4)
+
+
+def test_a_branch_that_is_kept_over_the_crossing_goes_on() -> None:
+    """The cache that is opened afterwards does not hold its tokens, which were fed as whole sequences."""
+    model, ids = scaled("longrope"), prompt(ORIGINAL)
+    backend = made(model, "modules", "stock").backend
+    (tree,) = backend.open([ids], TOKENS, WANTED)
+    backend.prefill(tree)
+    backend.step([(tree, [(5,), (6,), (6, 7)])])
+    tree.commit((6,), keep_rest=True)
+    (output,) = backend.step([(tree, [(7, 8), (9,), (9, 10)])])
+    for logits, path in zip(output.logits, ([7, 8], [9], [9, 10]), strict=True):
+        close_to(logits, plain(copy.deepcopy(model), [*ids, 6, *path]))
 
 
 def test_a_crossing_costs_few_passes_over_the_whole() -> None:

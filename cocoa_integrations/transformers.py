@@ -136,6 +136,7 @@ class Cocoa:
         self._config = (config or CocoaConfig()).replace(**settings)
         self._runtime = runtime
         self._calibrator = "auto" if calibrator == "auto" else RiskCalibrator.of(calibrator)
+        self._refuse_stop_without_tokenizer(self._config)
         # generate inspects the signature to find the keyword arguments for this loop
         own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in sorted(_SETTINGS)]
         usual = inspect.signature(Cocoa.__call__).parameters.values()
@@ -168,8 +169,7 @@ class Cocoa:
         settings = {name: options.pop(name) for name in _SETTINGS if options.get(name) is not None}
         config = _sampling(generation_config, self._config.replace(**settings))
         _refuse(generation_config, options, config)
-        if config.stop and self._decoder.tokenizer is None:
-            raise ConfigError("stop needs a tokenizer: custom_generate=Cocoa(tokenizer=tokenizer).")
+        self._refuse_stop_without_tokenizer(config)
         rows, width = input_ids.shape
         if streamer is not None and rows > 1:
             raise ConfigError(f"a streamer takes one answer at a time; this batch has {rows} rows.")
@@ -228,6 +228,10 @@ class Cocoa:
         if generation_config.return_dict_in_generate:
             return CocoaGenerateOutput(sequences=sequences, generations=generations)
         return sequences
+
+    def _refuse_stop_without_tokenizer(self, config: CocoaConfig) -> None:
+        if config.stop and self._decoder.tokenizer is None:
+            raise ConfigError("stop needs a tokenizer: custom_generate=Cocoa(tokenizer=tokenizer).")
 
 
 class _Decoder:

@@ -134,7 +134,8 @@ class CocoaLM(TemplateLM):
     @property
     def prefix_token_id(self) -> int:
         """The token that precedes a text without context."""
-        candidates = (self._prefix_token_id, self.engine.tokenizer.bos_token_id, self.eot_token_id)
+        tokenizer = self.engine.tokenizer
+        candidates = (self._prefix_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
         return int(next(token_id for token_id in candidates if token_id is not None))
 
     @property
@@ -301,8 +302,9 @@ class CocoaLM(TemplateLM):
         if not_known := sorted(settings.keys() - CocoaConfig.model_fields.keys()):
             names = sorted({*CocoaConfig.model_fields, "until", "max_gen_toks", *_IGNORED_SAMPLING})
             raise ConfigError(f"gen_kwargs: {unknown(not_known, names, what='option')}")
-        stop = filter(None, [until] if isinstance(until, str) else until)
-        settings |= {"max_new_tokens": length, "stop": tuple(dict.fromkeys((*stop, *self.config.stop)))}
+        texts = [[each] if isinstance(each, str) else each for each in (until, settings.get("stop") or ())]
+        stop = filter(None, (*texts[0], *texts[1], *self.config.stop))
+        settings |= {"max_new_tokens": length, "stop": tuple(dict.fromkeys(stop))}
         return self.config.replace(**_as_settings(settings))
 
 

@@ -29,7 +29,7 @@ def traced(app: ASGIApp, left_out: Collection[str]) -> ASGIApp:
     """
     try:
         from opentelemetry import propagate, trace
-    except ModuleNotFoundError:
+    except ImportError:  # other packages may have a part of its namespace
         return app
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:

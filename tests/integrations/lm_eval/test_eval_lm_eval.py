@@ -88,6 +88,12 @@ def test_rolling_is_that_of_hf(engine: CocoaEngine, cocoa_lm: CocoaLM, hf: HFLM)
     assert expected_short[0] != pytest.approx(expected[0], abs=0.1)
 
 
+def test_a_text_begins_with_the_first_token_of_a_tokenizer_without_a_last_one() -> None:
+    tokenizer = sentencepiece_like_tokenizer()
+    tokenizer.eos_token = None
+    assert CocoaLM(engine=CocoaEngine(tiny_model("llama"), tokenizer)).prefix_token_id == tokenizer.bos_token_id
+
+
 def test_greedy_generation_is_that_of_hf(engine: CocoaEngine, hf: HFLM) -> None:
     until = {"until": ["\n\n", "."], "max_gen_toks": 16, "do_sample": False, "temperature": 0.0}
     other = {"until": "\n", "max_gen_toks": 8}
@@ -96,6 +102,8 @@ def test_greedy_generation_is_that_of_hf(engine: CocoaEngine, hf: HFLM) -> None:
     for size in (1, 3):
         ours = CocoaLM(engine=engine, method="greedy", batch_size=size)
         assert ours.generate_until(requests("generate_until", arguments), disable_tqdm=True) == expected
+    both = [(CONTEXT, {**until, "until": "\n\n", "stop": "."})]  # the harness's name, and that of the setting
+    assert ours.generate_until(requests("generate_until", both), disable_tqdm=True) == expected[:1]
     assert not any("." in text for text in expected[:2])
     assert len({*expected}) == len(expected)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -262,6 +263,11 @@ async def test_no_second_span_and_none_without_opentelemetry(
     [span] = spans.get_finished_spans()
     assert (span.attributes or {})["gen_ai.usage.output_tokens"] == 8
     spans.clear()
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    assert (await post(create_app(tiny), MINE)).status_code == 200
-    assert spans.get_finished_spans() == ()
+    only_others = ModuleType("opentelemetry")  # as if another package had a part of its namespace
+    only_others.__path__ = []
+    for name in ("opentelemetry.propagate", "opentelemetry.trace"):
+        monkeypatch.delitem(sys.modules, name)
+    for module in (only_others, None):
+        monkeypatch.setitem(sys.modules, "opentelemetry", module)
+        assert (await post(create_app(tiny), MINE)).status_code == 200
+        assert spans.get_finished_spans() == ()

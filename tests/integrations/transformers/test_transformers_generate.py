@@ -247,6 +247,8 @@ def test_settings_that_are_none_are_refused(tiny: CocoaEngine) -> None:
         Cocoa(max_new_tokens=4)
     with pytest.raises(ConfigError, match="alpha"):
         Cocoa(alhpa=1.0)
+    with pytest.raises(ConfigError, match="stop needs a tokenizer"):
+        Cocoa(stop="x")
     with pytest.raises(ValueError, match="alhpa"):  # generate's own
         tiny.model.generate(torch.tensor(prompts(1)), custom_generate=cocoa, alhpa=1.0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.documents import Document
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
-from langchain_core.load import dumps
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
@@ -21,8 +19,6 @@ from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine import engine as engine_module
-from cocoa_engine.methods import retrieval_heads
-from cocoa_engine.report import RiskReport
 from cocoa_integrations._shared.citations import Citation
 from cocoa_integrations.langchain import (
     ChatCocoa,
@@ -33,56 +29,14 @@ from cocoa_integrations.langchain import (
     with_context_lift,
     with_risk_retry,
 )
-from cocoa_integrations.langchain.messages import to_chat
 from tests.helpers.alike import near
 from tests.helpers.reasoning_models import HYBRID, PLAIN, reasoning_engine, saying
-from tests.helpers.reports import stand_in, to_dicts, without_markers
+from tests.helpers.reports import stand_in, to_dicts
 from tests.helpers.rivals import heads_file, heads_of
 
 DOCUMENTS = [Document("the red one", id="a", metadata={"file": "x"}), Document("a loaf is nine"), Document("it rains")]
 PROMPT = ChatPromptTemplate.from_template("{context}\n{question}")
 VALUES = {"context": DOCUMENTS, "question": "Who is it?"}
-
-
-async def called(chain: Any, how: str) -> AIMessage:
-    if how == "invoke":
-        return await asyncio.to_thread(chain.invoke, VALUES)
-    if how == "ainvoke":
-        return await chain.ainvoke(VALUES)
-    return (await asyncio.to_thread(chain.batch, [VALUES, VALUES]))[1]
-
-
-@pytest.mark.parametrize("how", ["invoke", "ainvoke", "batch"])
-async def test_citations(how: str, quick_chat: ChatCocoa) -> None:
-    joined = ["\n\n".join(one.page_content for one in DOCUMENTS if one is not out) for out in (None, *DOCUMENTS)]
-    prompts = [PROMPT.invoke({**VALUES, "context": text}) for text in joined]
-    plain = quick_chat.invoke(prompts[0])
-    message = await called(with_citations(PROMPT, quick_chat, min_lift=0.0), how)
-    report, spans = get_risk(message).to_dict(), to_dicts(get_spans(message))
-    citations = message.response_metadata["cocoa_citations"]
-    TypeAdapter(RiskReport).validate_python(report)
-    TypeAdapter(list[Citation]).validate_python(citations)
-    assert citations
-    for entries in (spans, report["spans"], citations):
-        assert stand_in(message.text, entries)
-    assert report["spans"] == spans
-    assert [span["text"] for span in spans] == [span["text"] for span in to_dicts(get_spans(plain))]
-    assert report["max_risk"] == near(get_risk(plain).max_risk)
-    assert "[" in message.text
-    assert without_markers(message.text) == plain.text
-    for citation in citations:
-        document = DOCUMENTS[citation["source"] - 1]
-        assert (citation["id"], citation["metadata"]) == (document.id, document.metadata)
-    assert dumps(message)
-
-    engine = quick_chat.load()
-    full, *bare = [
-        engine.score(engine.encode_chat(to_chat(prompt.to_messages())), plain.text).spans[0].log_prob
-        for prompt in prompts
-    ]
-    for number in range(3):
-        total = sum(span["source_lifts"][number] or 0.0 for span in spans)
-        assert total == pytest.approx(full - bare[number], abs=1e-3)
 
 
 def test_without_markers_and_options_of_a_call(quick_chat: ChatCocoa) -> None:
@@ -94,19 +48,6 @@ def test_without_markers_and_options_of_a_call(quick_chat: ChatCocoa) -> None:
     nothing = with_citations(PROMPT, quick_chat).invoke({**VALUES, "context": []})
     assert nothing.response_metadata["cocoa_citations"] == []
     assert isinstance((chain | StrOutputParser()).invoke(VALUES), str)
-
-
-@pytest.mark.parametrize("given", ["text", None, ["text"]])
-def test_an_input_without_documents(given: Any, quick_chat: ChatCocoa) -> None:
-    with pytest.raises(ConfigError, match="needs a list of documents under 'context'"):
-        with_citations(PROMPT, quick_chat).invoke({**VALUES, "context": given})
-
-
-def test_bad_arguments(quick_chat: ChatCocoa) -> None:
-    with pytest.raises(ConfigError, match="takes a ChatCocoa"):
-        with_citations(PROMPT, StrOutputParser())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="min_lift takes a finite number"):
-        with_citations(PROMPT, quick_chat, min_lift="x")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("detail", ["full", "compact"])
@@ -139,37 +80,6 @@ def seeing_chat(quick_engine: CocoaEngine, tmp_path: Path) -> ChatCocoa:
     return ChatCocoa(engine=quick_engine, max_tokens=12, risk_metadata="full", decore_heads=heads)
 
 
-@pytest.mark.parametrize("how", ["invoke", "ainvoke", "batch"])
-async def test_citations_by_attention(how: str, seeing_chat: ChatCocoa) -> None:
-    chain = with_citations(PROMPT, seeing_chat, by="attention", min_attention=0.0)
-    message = await called(chain, how)
-    filled = PROMPT.invoke({**VALUES, "context": "\n\n".join(one.page_content for one in DOCUMENTS)})
-    plain = seeing_chat.invoke(filled, source=[one.page_content for one in DOCUMENTS])
-    report, spans, citations = (
-        get_risk(message).to_dict(),
-        to_dicts(get_spans(message)),
-        message.response_metadata["cocoa_citations"],
-    )
-    TypeAdapter(RiskReport).validate_python(report)
-    TypeAdapter(list[Citation]).validate_python(citations)
-    assert [span["text"] for span in spans] == [span["text"] for span in to_dicts(get_spans(plain))]
-    for span, own in zip(spans, to_dicts(get_spans(plain)), strict=True):
-        assert span["source_attentions"] == near(own["passage_attention"])
-        assert 0 < own["source_attention"] <= 1
-        assert sum(own["passage_attention"]) <= own["source_attention"] + 1e-5
-        assert "source_lifts" not in span
-    assert citations
-    for citation in citations:
-        assert stand_in(message.text, [citation])
-        assert citation["id"] == DOCUMENTS[citation["source"] - 1].id
-        own = [spans[number]["source_attentions"][citation["source"] - 1] for number in citation["spans"]]
-        assert min(own) <= citation["attention"] <= max(own)
-    assert dumps(message)
-    none = with_citations(PROMPT, seeing_chat, by="attention", min_attention=1.0).invoke(VALUES)
-    assert none.response_metadata["cocoa_citations"] == []
-    assert none.text == plain.text
-
-
 def test_documents_that_the_prompt_changes_are_not_cited_by_attention(seeing_chat: ChatCocoa) -> None:
     chain = with_citations(
         PROMPT,
@@ -197,40 +107,6 @@ async def test_by_default_they_are_by_attention(how: str, quick_chat: ChatCocoa)
     assert again.text == first.text
     for span, same in zip(to_dicts(get_spans(again)), to_dicts(get_spans(first)), strict=True):
         assert span["source_attentions"] == near(same["source_attentions"])
-
-
-@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-@pytest.mark.parametrize("case", ["not seen", "not in the prompt", "a lowest lift"])
-async def test_where_attention_finds_no_source_they_are_by_lift(
-    case: str, how: str, quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    options: dict[str, Any] = {"min_lift": -100.0, "min_attention": 0.0}
-    if case == "not seen":
-        monkeypatch.setattr(retrieval_heads, "spread_heads_of", lambda model: None)  # as of a model without attention
-    elif case == "not in the prompt":
-        options["format_documents"] = lambda documents: "; ".join(one.page_content.upper() for one in documents)
-    else:
-        del options["min_attention"]
-    message = await called(with_citations(PROMPT, quick_chat, **options), how)
-    same = await called(with_citations(PROMPT, quick_chat, by="lift", **options), how)
-    citations = message.response_metadata["cocoa_citations"]
-    assert citations
-    assert [(one["source"], one["text"]) for one in citations] == [
-        (one["source"], one["text"]) for one in same.response_metadata["cocoa_citations"]
-    ]
-    assert all("lift" in one for one in citations)
-    assert all("source_lifts" in span and "source_attentions" not in span for span in to_dicts(get_spans(message)))
-    assert ("citations are by lift, because" in caplog.text) == (case != "a lowest lift")
-
-
-def test_attention_that_cannot_be_measured(quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrieval_heads, "spread_heads_of", lambda model: None)  # as of a model without attention
-    with pytest.raises(ConfigError, match="need a model with attention over the whole prompt"):
-        with_citations(PROMPT, quick_chat, by="attention").invoke(VALUES)
-    with pytest.raises(ConfigError, match="unknown value 'atention'"):
-        with_citations(PROMPT, quick_chat, by="atention")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="min_attention takes a finite number"):
-        with_citations(PROMPT, quick_chat, by="attention", min_attention=float("nan"))
 
 
 @pytest.mark.parametrize("detail", ["full", "compact"])
@@ -413,6 +289,11 @@ def test_context_as_messages(quick_chat: ChatCocoa) -> None:
 
 
 def test_bad_input(quick_chat: ChatCocoa) -> None:
+    for documents in ("text", None, ["text"]):
+        with pytest.raises(ConfigError, match="needs a list of documents under 'context'"):
+            with_citations(PROMPT, quick_chat).invoke({**VALUES, "context": documents})
+    with pytest.raises(ConfigError, match="takes a ChatCocoa"):
+        with_citations(PROMPT, StrOutputParser())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="takes a ChatCocoa in this process, not a FakeListChatModel"):
         with_context_lift(GROUNDED, FakeListChatModel(responses=["a"]))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="measured with a ChatCocoa"):

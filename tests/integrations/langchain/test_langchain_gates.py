@@ -220,9 +220,18 @@ async def test_every_call_passes_whole_or_not_at_all(
     marked = await answers(risk_gate(between, on_risk="mark"))
     assert add(marked).text == with_riskiest_marked(quick_answer)
     assert len(marked) == (len(to_dicts(get_spans(quick_answer))) + 1 if "stream" in how else 1)
-    if how == "abatch":
-        [failed] = await (quick_chat | risk_gate(between)).abatch([question], return_exceptions=True)
-        assert isinstance(failed, HallucinationRiskError)
+
+
+@pytest.mark.parametrize("how", ["batch", "abatch"])
+async def test_a_batch_fails_one_by_one(how: str, quick_chat: ChatCocoa) -> None:
+    prompts = ["a", "b", "Who?"]
+    values = [max_risk(answer) for answer in quick_chat.batch(prompts)]
+    *_, second, first = sorted(values)
+    assert second < first
+    outcomes = getattr(quick_chat | risk_gate((second + first) / 2), how)(prompts, return_exceptions=True)
+    outcomes = await outcomes if how == "abatch" else outcomes
+    assert [isinstance(outcome, HallucinationRiskError) for outcome in outcomes] == [one == first for one in values]
+    assert [outcome.text for outcome in outcomes if isinstance(outcome, AIMessage)]
 
 
 # Mistakes.
@@ -248,20 +257,19 @@ async def test_answers_without_a_whole_report_are_refused(quick_chat: ChatCocoa,
     gate = risk_gate(1.0, on_risk=on_risk)
     first = next(quick_chat.stream(question))
     for step in (gate, RiskOutputParser()):
-        with pytest.raises(ConfigError, match="a chunk of an answer"):
-            step.invoke(first)
-        with pytest.raises(ConfigError, match="a chunk of an answer"):
-            list(step.transform(iter([first])))
+        fake = FakeListChatModel(responses=["hello"]) | step
+        for words, ask in (
+            ("a chunk of an answer", lambda step=step: step.invoke(first)),
+            ("a chunk of an answer", lambda step=step: list(step.transform(iter([first])))),
+            ("no risk report", lambda fake=fake: fake.invoke("Hi")),
+            ("no risk report", lambda fake=fake: list(fake.stream("Hi"))),
+            ("no risk report", lambda step=step: (quick_chat | StrOutputParser() | step).invoke(question)),
+            ("no risk report", lambda step=step: step.invoke({"text": "hello"} if step is gate else "hello")),
+        ):
+            with pytest.raises(ConfigError, match=words):
+                ask()
         with pytest.raises(ConfigError, match="no risk report"):
-            (FakeListChatModel(responses=["hello"]) | step).invoke("Hi")
-        with pytest.raises(ConfigError, match="no risk report"):
-            list((FakeListChatModel(responses=["hello"]) | step).stream("Hi"))
-        with pytest.raises(ConfigError, match="no risk report"):
-            [chunk async for chunk in (FakeListChatModel(responses=["hello"]) | step).astream("Hi")]
-        with pytest.raises(ConfigError, match="no risk report"):
-            (quick_chat | StrOutputParser() | step).invoke(question)
-        with pytest.raises(ConfigError, match="no risk report"):
-            step.invoke({"text": "hello"} if step is gate else "hello")
+            [chunk async for chunk in fake.astream("Hi")]
 
 
 # Text and risk together.

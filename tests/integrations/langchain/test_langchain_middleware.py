@@ -69,17 +69,33 @@ async def test_the_state_tells_of_every_call(
     assert len(again["cocoa_risks"]) == 2
 
 
-async def test_settings_are_tried_in_turn(
-    quick_chat: ChatCocoa, quick_answer: AIMessage, safer_answer: AIMessage, question: str, between: float
+async def test_settings_and_models_are_tried_in_turn(
+    quick_chat: ChatCocoa,
+    quick_engine: CocoaEngine,
+    quick_answer: AIMessage,
+    safer_answer: AIMessage,
+    question: str,
+    between: float,
+    spy: Any,
 ) -> None:
     middleware = RiskMiddleware(between, retry_with=[{"max_tokens": 12}, SAFER, {"alpha": 0.0}], on_risk="raise")
     agent = agent_of(quick_chat, middleware)
     risky, safer = max_risk(quick_answer), max_risk(safer_answer)
-    for state in (agent.invoke(asked(question)), await agent.ainvoke(asked(question))):
+    with get_risk_callback() as reported:
+        states = [agent.invoke(asked(question)), await agent.ainvoke(asked(question))]
+    assert [report.max_risk for report in reported.reports] == 2 * [risky, risky, safer]
+    for state in states:
         assert state["messages"][-1].text == safer_answer.text
         [entry] = state["cocoa_risks"]
         assert entry["attempts"] == [risky, risky, safer]  # not the last one: the third passed
         assert (entry["value"], entry["action"], entry["report"]) == (safer, "none", get_risk(safer_answer).to_dict())
+    other = ChatCocoa(engine=quick_engine, risk_metadata="full", **SAFER)
+    state = agent_of(quick_chat, RiskMiddleware(between, retry_with=other)).invoke(asked(question))
+    assert state["messages"][-1].text == safer_answer.text
+    assert other.tags is quick_chat.tags is None  # the models given are not changed
+    before = len(spy.calls)
+    agent_of(quick_chat, RiskMiddleware(1.0, retry_with=SAFER)).invoke(asked(question))
+    assert len(spy.calls) == before + 1  # a safe answer is not tried again
 
 
 class Reported(FakeListChatModel):
@@ -116,20 +132,6 @@ def test_risks_of_different_sources_are_not_compared_with_each_other_under_a_num
     passes = model("passes", 0.2, "source_attention")  # the number is for the answers of all models
     state = agent_of(first, RiskMiddleware(0.3, retry_with=[passes])).invoke(asked("?"))
     assert state["messages"][-1].text == "passes"
-
-
-def test_a_safe_answer_is_not_tried_again(quick_chat: ChatCocoa, question: str, spy: Any) -> None:
-    agent_of(quick_chat, RiskMiddleware(1.0, retry_with=SAFER)).invoke(asked(question))
-    assert len(spy.calls) == 1
-
-
-def test_another_model_is_tried(
-    quick_chat: ChatCocoa, quick_engine: CocoaEngine, safer_answer: AIMessage, question: str, between: float
-) -> None:
-    other = ChatCocoa(engine=quick_engine, risk_metadata="full", **SAFER)
-    state = agent_of(quick_chat, RiskMiddleware(between, retry_with=other)).invoke(asked(question))
-    assert state["messages"][-1].text == safer_answer.text
-    assert other.tags is quick_chat.tags is None  # the models given are not changed
 
 
 def test_a_model_that_measures_no_risk_may_be_the_way_out_but_not_the_agents(
@@ -213,12 +215,6 @@ async def test_nothing_is_streamed_before_it_was_judged(
     assert update["model"]["messages"][-1].text == "I don't know."
     spans = [span["text"] for span in get_risk(quick_answer).to_dict()["spans"]]
     assert streamed_texts(agent_of(quick_chat, RiskMiddleware(between)), question) == [*spans, ""]
-
-
-def test_callbacks_hear_of_every_attempt(quick_chat: ChatCocoa, question: str, between: float) -> None:
-    with get_risk_callback() as risk:
-        state = agent_of(quick_chat, RiskMiddleware(between, retry_with=SAFER)).invoke(asked(question))
-    assert [report.max_risk for report in risk.reports] == state["cocoa_risks"][0]["attempts"]
 
 
 def test_two_of_them_agree_on_the_state(quick_chat: ChatCocoa, question: str) -> None:

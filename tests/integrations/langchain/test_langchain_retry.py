@@ -100,6 +100,11 @@ def test_an_attempt_is_the_plain_chain_with_its_documents_and_settings(
         expected.append(quick_chat.invoke(prompt, **cast(Any, options)).text)
     assert [one["answer"] for one in tries] == expected
     assert len(set(expected)) == 3
+    short = with_risk_retry(retriever, PROMPT, quick_chat, threshold=0.0, alphas=[4.0]).invoke(QUESTION)
+    tries = short.response_metadata["cocoa_tries"]
+    assert [one["settings"] for one in tries] == [{}, {"alpha": 4.0}, {"alpha": 4.0}]
+    with pytest.raises(ConfigError, match="needs a text under 'question'"):
+        with_risk_retry(retriever, PROMPT, quick_chat, threshold=0.5).invoke({"query": QUESTION})
 
 
 def test_it_stops_at_a_good_answer(quick_chat: ChatCocoa, retriever: Listed) -> None:
@@ -213,20 +218,9 @@ def test_bad_arguments(changes: dict[str, Any], words: str, quick_chat: ChatCoco
         with_risk_retry(**{**arguments, **changes})
 
 
-def test_an_input_without_a_question(quick_chat: ChatCocoa, retriever: Listed) -> None:
-    with pytest.raises(ConfigError, match="needs a text under 'question'"):
-        with_risk_retry(retriever, PROMPT, quick_chat, threshold=0.5).invoke({"query": QUESTION})
-
-
 @pytest.mark.parametrize("settings", [None, [{"alpha": 0.0}], [{"alpha": 0}, {"max_tokens": 12}]])
 def test_settings_that_change_nothing(settings: Any, quick_engine: CocoaEngine, retriever: Listed) -> None:
     chat = ChatCocoa(engine=quick_engine, max_tokens=12, alpha=0.0)
     with pytest.raises(ConfigError, match="every attempt would be the same"):
         with_risk_retry(retriever, PROMPT, chat, threshold=0.5, settings=settings, top_k_growth=1)
     with_risk_retry(retriever, PROMPT, chat, threshold=0.5, settings=[{"alpha": 1.0}], top_k_growth=1)
-
-
-def test_alphas_are_short_for_settings(quick_chat: ChatCocoa, retriever: Listed) -> None:
-    chain = with_risk_retry(retriever, PROMPT, quick_chat, threshold=0.0, alphas=[4.0])
-    tries = chain.invoke(QUESTION).response_metadata["cocoa_tries"]
-    assert [one["settings"] for one in tries] == [{}, {"alpha": 4.0}, {"alpha": 4.0}]

@@ -76,6 +76,7 @@ def _decided(state: dict[str, Any], decision: dict[str, Any], text: str) -> None
 async def test_a_risky_answer_waits_for_a_decision(
     quick_chat: ChatCocoa, quick_answer: AIMessage, asked: Any, reviewer: Any, spy: Any, decision: Any, text: Any
 ) -> None:
+    expected, resumed = quick_answer.text if text is None else text, Command(resume=decision)
     for asynchronous in (False, True):
         agent = agent_of(quick_chat, reviewer)
         state = await agent.ainvoke(asked, THREAD) if asynchronous else agent.invoke(asked, THREAD)
@@ -83,27 +84,19 @@ async def test_a_risky_answer_waits_for_a_decision(
         _shown(interrupt.value, quick_answer)
         assert len(state["messages"]) == 1  # the answer is not part of the conversation yet
         calls = len(spy.calls)
-        resumed = Command(resume=decision)
         state = await agent.ainvoke(resumed, THREAD) if asynchronous else agent.invoke(resumed, THREAD)
-        _decided(state, decision, quick_answer.text if text is None else text)
+        _decided(state, decision, expected)
         assert len(spy.calls) == calls  # the model was not called again
-
-
-@pytest.mark.parametrize(("decision", "text"), DECISIONS)
-async def test_streams_show_an_answer_after_the_decision(
-    quick_chat: ChatCocoa, quick_answer: AIMessage, asked: Any, reviewer: Any, decision: Any, text: Any
-) -> None:
-    expected = quick_answer.text if text is None else text
     agent = agent_of(quick_chat, reviewer)
     assert list(agent.stream(asked, THREAD, stream_mode="messages")) == []
-    chunks = [chunk for chunk, _ in agent.stream(Command(resume=decision), THREAD, stream_mode="messages")]
+    chunks = [chunk for chunk, _ in agent.stream(resumed, THREAD, stream_mode="messages")]
     assert [chunk.text for chunk in chunks] == [expected]
     agent = agent_of(quick_chat, reviewer)
     updates = [update async for update in agent.astream(asked, THREAD, stream_mode="updates")]
     [interrupt] = updates[-1]["__interrupt__"]
     _shown(interrupt.value, quick_answer)
     assert not any("model" in update for update in updates)
-    updates = [update async for update in agent.astream(Command(resume=decision), THREAD, stream_mode="updates")]
+    updates = [update async for update in agent.astream(resumed, THREAD, stream_mode="updates")]
     [update] = [update["model"] for update in updates if "model" in update]
     assert update["messages"][-1].text == expected
 
@@ -183,11 +176,14 @@ def test_a_structured_answer_is_accepted_or_refused(engine: CocoaEngine) -> None
     assert isinstance(accepted["structured_response"], Answer)
 
 
-async def test_an_agent_stops_at_a_risky_argument_and_goes_on_after_an_edit(engine: CocoaEngine) -> None:
+def reviewed(engine: CocoaEngine, risky: RiskyToolCalls) -> Any:
     chat = ChatCocoa(engine=engine, max_tokens=80, initial_tool_choice="any")
-    risky = RiskyToolCalls(0.0)
     review: Any = {"allowed_decisions": ["approve", "edit"], "when": risky, "description": risky.description}
-    agent = agent_of(chat, HumanInTheLoopMiddleware(interrupt_on={"double": review}), tools=[double])
+    return agent_of(chat, HumanInTheLoopMiddleware(interrupt_on={"double": review}), tools=[double])
+
+
+async def test_an_agent_stops_at_a_risky_argument_and_goes_on_after_an_edit(engine: CocoaEngine) -> None:
+    agent = reviewed(engine, RiskyToolCalls(0.0))
     state = await agent.ainvoke(DOUBLE, THREAD)
     [interrupt] = state["__interrupt__"]
     call = state["messages"][-1]
@@ -198,16 +194,8 @@ async def test_an_agent_stops_at_a_risky_argument_and_goes_on_after_an_edit(engi
     decision = {"type": "edit", "edited_action": {"name": "double", "args": {"number": 42}}}
     state = await agent.ainvoke(Command(resume={"decisions": [decision]}), THREAD)
     assert state["messages"][2].content.endswith("84")
-
-
-@pytest.mark.parametrize(
-    "risky", [RiskyToolCalls(1.0), RiskyToolCalls(0.0, arguments=["other"]), RiskyToolCalls(100, metric="f_mlds")]
-)
-def test_other_calls_are_not_stopped(engine: CocoaEngine, risky: RiskyToolCalls) -> None:
-    chat = ChatCocoa(engine=engine, max_tokens=80, initial_tool_choice="any")
-    review: Any = {"allowed_decisions": ["approve"], "when": risky}
-    agent = agent_of(chat, HumanInTheLoopMiddleware(interrupt_on={"double": review}), tools=[double])
-    assert agent.invoke(DOUBLE, THREAD)["messages"][2].status == "success"
+    for risky in (RiskyToolCalls(1.0), RiskyToolCalls(0.0, arguments=["other"]), RiskyToolCalls(100, metric="f_mlds")):
+        assert reviewed(engine, risky).invoke(DOUBLE, THREAD)["messages"][2].status == "success"
 
 
 @pytest.mark.parametrize(

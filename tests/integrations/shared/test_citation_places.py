@@ -95,6 +95,14 @@ def test_markers_of_any_text(cited: tuple[str, list[tuple[int, int]], list[Citat
     sources = {int(number) for edit in edits for number in re.findall(r"\d", edit.after)}
     assert sources >= {one.source for one in citations if cited_words(text, one, content_words(text))}
     assert sources <= {one.source for one in citations if cited_words(text, one, word_ranges(text))}
+    # every clause of a text that is cited as a whole has a marker
+    places = [edit.start for edit in marker_edits(text, [citation(text, text, 1)])]
+    marks = list_marks(text)
+    for part in clauses(text):
+        words = [word for word in word_ranges(text) if part.start <= word.start < part.end]
+        words = [word for word in words if not any(mark.start <= word.start < mark.end for mark in marks)]
+        has_words = any(any(map(str.isalnum, text[word.start : word.end])) for word in words)
+        assert part.is_code or not has_words or any(part.start < place <= part.end for place in places)
 
 
 @given(st.text(st.one_of(st.characters(), st.sampled_from("aB1.;:!。\"'“”`|\n -*#()[]$<&~\\")), max_size=60), st.data())
@@ -109,19 +117,6 @@ def test_markers_of_any_characters(text: str, data: st.DataObject) -> None:
     assert not any(text[:place][-1:].isalnum() and text[place : place + 1].isalnum() for place in places)
     assert bool(places) >= bool(cited_words(text, cited, content_words(text)))
     assert bool(places) <= bool(cited_words(text, cited, word_ranges(text)))
-
-
-@given(cited_texts())
-@settings(max_examples=300)
-def test_every_clause_of_a_text_cited_as_a_whole_has_a_marker(cited: tuple[str, Any, Any]) -> None:
-    text = cited[0]
-    places = [edit.start for edit in marker_edits(text, [citation(text, text, 1)])]
-    marks = list_marks(text)
-    for part in clauses(text):
-        words = [word for word in word_ranges(text) if part.start <= word.start < part.end]
-        words = [word for word in words if not any(mark.start <= word.start < mark.end for mark in marks)]
-        has_words = any(any(map(str.isalnum, text[word.start : word.end])) for word in words)
-        assert part.is_code or not has_words or any(part.start < place <= part.end for place in places)
 
 
 def citation(text: str, part: str, source: int) -> Citation:

@@ -27,6 +27,7 @@ from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, 
 
 QUESTION, CONTEXTS = "Who is it?", ["the red one", "it rains"]
 ANSWER = "It is Otto. He is old!\nYes, 3.5 years"
+ASKED = [{"role": "user", "content": "Context:\nthe red one\n\nit rains\n\nQuestion: Who is it?"}]
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +50,7 @@ def test_sentences(quick: CocoaEngine) -> None:
     assert [span.text for span in spans] == ["It is Otto.", " He is old!", "\nYes, 3.5 years"]
     assert [ANSWER[span.start : span.end] for span in spans] == [span.text for span in spans]
     assert judged.risk == judged.report.mean_risk == pytest.approx(sum(span.risk for span in spans) / 3)
-    prompt = quick.encode_chat(
-        [{"role": "user", "content": "Context:\nthe red one\n\nit rains\n\nQuestion: Who is it?"}]
-    )
+    prompt = quick.encode_chat(ASKED)
     ids = quick.score(prompt, ANSWER).token_ids
     total = quick.score(prompt, ids).spans[0].log_prob
     assert sum(span.log_prob for span in spans) == pytest.approx(total, abs=1e-3)
@@ -59,12 +58,11 @@ def test_sentences(quick: CocoaEngine) -> None:
     assert spans[0].risk == near(first.risk)
     assert AnswerJudge(quick, measure="max_risk").judge(QUESTION, ANSWER, CONTEXTS).risk == judged.report.max_risk
     assert judged.risk != AnswerJudge(quick).judge(QUESTION, ANSWER).risk  # the contexts matter
-
-
-def test_the_contexts_are_the_source(quick: CocoaEngine) -> None:
-    judged = AnswerJudge(quick).judge(QUESTION, ANSWER, CONTEXTS)
-    content = "Context:\nthe red one\n\nit rains\n\nQuestion: Who is it?"
-    prompt = quick.encode_chat([{"role": "user", "content": content}])
+    answer = "\n\nIt is Otto.\n\nHe is old!\n \n\nYes"  # a paragraph break is no sentence
+    broken = [span.text for span in AnswerJudge(quick).judge(QUESTION, answer).report.spans]
+    assert [text.strip() for text in broken] == ["It is Otto.", "He is old!", "Yes"]
+    assert "".join(broken) == answer
+    # the contexts are the source
     whole = quick.score(prompt, ANSWER, source=CONTEXTS)
     assert judged.report.risk_source == whole.risk_source
     first = quick.score(prompt, "It is Otto.", source=CONTEXTS).spans[0]
@@ -111,13 +109,6 @@ def test_the_report_of_a_judge_has_what_other_reports_have(quick: CocoaEngine) -
         calibrator = fitted(model_name="quick", settings=settings, levels=(level,), domain=True)
         with pytest.warns(CalibrationWarning, match="out_of_domain") if level == "answer" else nullcontext():
             assert AnswerJudge(quick.with_calibrator(calibrator)).judge(QUESTION, ANSWER).report.out_of_domain
-
-
-def test_a_paragraph_break_is_no_sentence(quick: CocoaEngine) -> None:
-    answer = "\n\nIt is Otto.\n\nHe is old!\n \n\nYes"
-    spans = AnswerJudge(quick).judge(QUESTION, answer).report.spans
-    assert [span.text.strip() for span in spans] == ["It is Otto.", "He is old!", "Yes"]
-    assert "".join(span.text for span in spans) == answer
 
 
 def test_only_the_whole_answer_has_a_risk_of_answers(quick: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,27 +235,20 @@ def test_refused(quick: CocoaEngine) -> None:
     for empty in ("", " \n"):
         with pytest.raises(PromptError, match="the answer is empty"):
             judge.judge(QUESTION, empty)
+        sample = SimpleNamespace(user_input=QUESTION, response=empty, retrieved_contexts=None)
         with pytest.raises(PromptError, match="the answer is empty"):
-            RagasRisk(judge).single_turn_score(
-                SimpleNamespace(user_input=QUESTION, response=empty, retrieved_contexts=None)
-            )
+            RagasRisk(judge).single_turn_score(sample)
+        for answer in (empty, AIMessage(empty)):
+            result = risk_evaluator(quick, key="risk", threshold=0.5)({"question": QUESTION}, {"answer": answer})
+            assert result == {"key": "risk", "score": None, "comment": "the answer is empty"}
     with pytest.raises(ConfigError, match="to the AnswerJudge"):
         RagasRisk(judge, threshold=0.5)
     with pytest.raises(ConfigError, match="no answer found"):
         risk_evaluator(judge)({"question": QUESTION}, {"x": 1, "y": 2})
-
-
-def test_langsmith_without_the_named_context(quick: CocoaEngine) -> None:
-    evaluator = risk_evaluator(quick, context="docs")
+    evaluator = risk_evaluator(judge, context="docs")
     with pytest.raises(ConfigError, match=r"no context found .*context="):
         evaluator({"question": QUESTION, "contexts": CONTEXTS}, {"answer": ANSWER})
     assert evaluator({"question": QUESTION, "docs": []}, {"answer": ANSWER})["score"] is not None
-
-
-@pytest.mark.parametrize("answer", ["", " \n", AIMessage("")])
-def test_langsmith_gets_no_score_for_an_empty_answer(answer: Any, quick: CocoaEngine) -> None:
-    result = risk_evaluator(quick, key="risk", threshold=0.5)({"question": QUESTION}, {"answer": answer})
-    assert result == {"key": "risk", "score": None, "comment": "the answer is empty"}
 
 
 def test_no_control_tokens_in_what_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:

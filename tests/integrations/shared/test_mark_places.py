@@ -145,16 +145,8 @@ def test_a_stream_of_signs_loses_no_text_and_shows_no_risky_word(spans: list[tup
 @pytest.mark.parametrize(
     "text",
     [
-        "It costs $5 for each",
-        "The cost is $",
-        "See [the docs",
-        "If a <b",
-        "Run `make",
-        "The sum \\[x",
-        "[1] The tower",
-        "{see} the",
-        "-1 is less",
-        "A [link](x",
+        *("It costs $5 for each", "The cost is $", "See [the docs", "If a <b", "Run `make", "The sum \\[x"),
+        *("[1] The tower", "{see} the", "-1 is less", "A [link](x"),
     ],
 )
 def test_a_stream_waits_for_the_end_of_few_characters(text: str) -> None:
@@ -188,11 +180,8 @@ def test_a_stream_waits_for_the_end_of_few_characters(text: str) -> None:
     ],
 )  # fmt: skip
 def test_redaction(spans: list[tuple[str, float]], shown: str) -> None:
-    redact = risk_gate(0.5, on_risk="mark", mark=lambda part, _: "█")
-    assert redact.invoke(message_of(spans)).text == shown
-    stream = [AIMessageChunk(one["text"], additional_kwargs={"cocoa_spans": [one]}) for one in message_spans(spans)]
-    stream.append(AIMessageChunk("", response_metadata=message_of(spans).response_metadata, chunk_position="last"))
-    assert add(list(redact.transform(iter(stream)))).text == shown
+    redact = risk_gate(0.5, on_risk="mark", mark=lambda part, _: REDACT)
+    assert redact.invoke(message_of(spans)).text == add(streamed(spans, redact)).text == shown
 
 
 @pytest.mark.parametrize(
@@ -252,13 +241,9 @@ def test_redaction(spans: list[tuple[str, float]], shown: str) -> None:
 )
 def test_marks(spans: list[tuple[str, float]], shown: str) -> None:
     assert marked(spans) == shown
-    stream = [
-        *(AIMessageChunk(span["text"], additional_kwargs={"cocoa_spans": [span]}) for span in message_spans(spans)),
-        AIMessageChunk("", response_metadata=message_of(spans).response_metadata, chunk_position="last"),
-    ]
-    passed = list(risk_gate(0.5, on_risk="mark").transform(iter(stream)))
+    passed = streamed(spans, risk_gate(0.5, on_risk="mark"))
     assert add(passed).text == shown
-    assert len(passed) == len(stream)
+    assert len(passed) == len(spans) + 1
 
 
 def test_marks_that_touch_have_the_highest_value() -> None:

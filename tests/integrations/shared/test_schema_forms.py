@@ -141,6 +141,9 @@ NO_PERSONS: list[Any] = [
 ]
 
 
+PEOPLE = PERSONS, NO_PERSONS
+
+
 class Node(BaseModel):
     value: int
     next: Node | None = None
@@ -277,39 +280,28 @@ def openai(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "person", "description": "", "parameters": schema}}
 
 
+def with_properties(given: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {**PERSON, "properties": {**PERSON["properties"], **given}, **more}
+
+
 def with_age(age: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {**PERSON, "properties": {**PERSON["properties"], "age": age}, **more}
+    return with_properties({"age": age}, **more)
 
 
+INTEGER = {"type": "integer"}
 SPELLINGS: dict[str, dict[str, Any]] = {
     "anyOf null": PERSON,
     "type list": with_age({"type": ["integer", "null"]}),
     "nullable": with_age({"type": "integer", "nullable": True}),
     "oneOf null": with_age({"oneOf": NULLABLE["anyOf"]}),
-    "$ref nullable": with_age(
-        {"allOf": [{"$ref": "#/$defs/Age"}], "nullable": True}, **{"$defs": {"Age": {"type": "integer"}}}
-    ),
+    "$ref nullable": with_age({"allOf": [{"$ref": "#/$defs/Age"}], "nullable": True}, **{"$defs": {"Age": INTEGER}}),
     "$defs": with_age({"$ref": "#/$defs/Age"}, **{"$defs": {"Age": NULLABLE}}),
     "definitions": with_age({"$ref": "#/definitions/Age"}, definitions={"Age": {"type": "integer", "nullable": True}}),
     "$ref at the root": {"$ref": "#/$defs/Person", "$defs": {"Person": PERSON}},
-    "pointer": {
-        **PERSON,
-        "properties": {
-            **PERSON["properties"],
-            "age": NULLABLE,
-            "nick": {"$ref": "#/properties/other"},
-            "other": {"type": ["string", "null"]},
-        },
-    },
-    "a property named nullable": {
-        **PERSON,
-        "properties": {
-            **PERSON["properties"],
-            "nullable": {"type": "boolean"},
-            "properties": {"type": "string"},
-            "$ref": {"type": "string"},
-        },
-    },
+    "pointer": with_properties({"nick": {"$ref": "#/properties/other"}, "other": {"type": ["string", "null"]}}),
+    "a property named nullable": with_properties(
+        {"nullable": {"type": "boolean"}, "properties": {"type": "string"}, "$ref": {"type": "string"}}
+    ),
 }
 WRAPPED: dict[str, dict[str, Any]] = {
     "OpenAI": openai(PERSON),
@@ -323,12 +315,12 @@ WRAPPED: dict[str, dict[str, Any]] = {
 }
 
 TYPES: dict[str, tuple[Any, list[Any], list[Any]]] = {
-    "pydantic": (Plain, PERSONS, NO_PERSONS),
-    "pydantic 1": (PlainOf1, PERSONS, NO_PERSONS),
-    "TypedDict": (PlainDict, PERSONS, NO_PERSONS),
-    "total=False": (PartialDict, PERSONS, NO_PERSONS),
-    "Annotated": (LangChainDict, PERSONS, NO_PERSONS),
-    "dataclass": (PlainData, PERSONS, NO_PERSONS),
+    "pydantic": (Plain, *PEOPLE),
+    "pydantic 1": (PlainOf1, *PEOPLE),
+    "TypedDict": (PlainDict, *PEOPLE),
+    "total=False": (PartialDict, *PEOPLE),
+    "Annotated": (LangChainDict, *PEOPLE),
+    "dataclass": (PlainData, *PEOPLE),
     "recursive": (Node, NODES, NO_NODES),
     "recursive TypedDict": (NodeDict, NODES, NO_NODES),
     "recursive pydantic 1": (NodeOf1, NODES, NO_NODES),
@@ -350,24 +342,25 @@ VALUES: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "int": (int, [1, -2], ["x", None]),
 }  # not the arguments of a tool
 FUNCTIONS: dict[str, tuple[Any, list[Any], list[Any]]] = {
-    "function": (function, PERSONS, NO_PERSONS),
-    "method": (Holder().method, PERSONS, NO_PERSONS),
+    "function": (function, *PEOPLE),
+    "method": (Holder().method, *PEOPLE),
     "recursive function": (of_nodes, NODES, NO_NODES),
 }
 LANGCHAIN_TOOLS: dict[str, tuple[Any, list[Any], list[Any]]] = {
-    "@tool": (tool(function), PERSONS, NO_PERSONS),
-    "args_schema": (StructuredTool.from_function(function, name="f", args_schema=Plain), PERSONS, NO_PERSONS),
-    "args_schema of pydantic 1": (
-        StructuredTool.from_function(function, name="f", args_schema=PlainOf1),
-        PERSONS,
-        NO_PERSONS,
-    ),
-    "args_schema in JSON": (
-        StructuredTool(name="f", description="", args_schema=PERSON, func=function),
-        PERSONS,
-        NO_PERSONS,
-    ),
+    "@tool": (tool(function), *PEOPLE),
+    "args_schema": (StructuredTool.from_function(function, name="f", args_schema=Plain), *PEOPLE),
+    "args_schema of pydantic 1": (StructuredTool.from_function(function, name="f", args_schema=PlainOf1), *PEOPLE),
+    "args_schema in JSON": (StructuredTool(name="f", description="", args_schema=PERSON, func=function), *PEOPLE),
     "recursive args_schema": (StructuredTool.from_function(of_nodes, name="f", args_schema=Node), NODES, NO_NODES),
+}
+IN_JSON: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    **{name: (schema, *PEOPLE) for name, schema in SPELLINGS.items()},
+    "recursive": (NODE, NODES, NO_NODES),
+    "recursive object": ({**NODE, "type": "object"}, NODES, NO_NODES),
+}
+RESPONSE_FORMATS: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "name": ({"name": "person", "schema": PERSON}, *PEOPLE),
+    "type": ({"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}, *PEOPLE),
 }
 NOT_SCHEMAS = [
     3,
@@ -446,14 +439,6 @@ def rows(*tables: dict[str, tuple[Any, list[Any], list[Any]]]) -> list[Any]:
     return [pytest.param(*row, id=name) for table in tables for name, row in table.items()]
 
 
-def json_rows() -> list[Any]:
-    return [
-        *(pytest.param(schema, PERSONS, NO_PERSONS, id=name) for name, schema in SPELLINGS.items()),
-        pytest.param(NODE, NODES, NO_NODES, id="recursive"),
-        pytest.param({**NODE, "type": "object"}, NODES, NO_NODES, id="recursive object"),
-    ]
-
-
 @pytest.mark.parametrize(("form", "passing", "failing"), rows(TYPES, FUNCTIONS, LANGCHAIN_TOOLS))
 def test_tools_of_langchain(chat: ChatCocoa, form: Any, passing: list[Any], failing: list[Any]) -> None:
     check(asked_of_langchain(chat.bind_tools([form], tool_choice="any")), passing, failing)
@@ -469,7 +454,7 @@ def test_types_as_structured_output_of_langchain(
     check(request, passing, failing, in_prompt=method != "json_mode")
 
 
-@pytest.mark.parametrize(("form", "passing", "failing"), rows(VALUES))
+@pytest.mark.parametrize(("form", "passing", "failing"), rows(VALUES, RESPONSE_FORMATS))
 def test_other_values_as_structured_output_of_langchain(
     chat: ChatCocoa, form: Any, passing: list[Any], failing: list[Any]
 ) -> None:
@@ -479,32 +464,25 @@ def test_other_values_as_structured_output_of_langchain(
 @pytest.mark.parametrize("name", WRAPPED)
 def test_functions_in_json(chat: ChatCocoa, name: str) -> None:
     form = WRAPPED[name]
-    check(asked_of_langchain(chat.bind_tools([form], tool_choice="any")), PERSONS, NO_PERSONS)
+    check(asked_of_langchain(chat.bind_tools([form], tool_choice="any")), *PEOPLE)
     for method in ("json_schema", "function_calling"):
-        check(asked_of_langchain(chat.with_structured_output(form, method=method)), PERSONS, NO_PERSONS)  # type: ignore[arg-type]
+        check(asked_of_langchain(chat.with_structured_output(form, method=method)), *PEOPLE)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("form", ["name", "type"])
-def test_response_formats_as_structured_output(chat: ChatCocoa, form: str) -> None:
-    described: dict[str, Any] = {"name": "person", "schema": PERSON}
-    described = described if form == "name" else {"type": "json_schema", "json_schema": described}
-    check(asked_of_langchain(chat.with_structured_output(described)), PERSONS, NO_PERSONS)
-
-
-@pytest.mark.parametrize(("schema", "passing", "failing"), json_rows())
+@pytest.mark.parametrize(("schema", "passing", "failing"), rows(IN_JSON))
 def test_json_schemas_at_every_door(
     chat: ChatCocoa, schema: dict[str, Any], passing: list[Any], failing: list[Any]
 ) -> None:
-    formats: list[Any] = [{"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}]
+    form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
     requests = [
         asked_of_langchain(chat.with_structured_output(schema)),
         asked_of_langchain(chat.with_structured_output({"title": "Person", **schema}, method="function_calling")),
         asked_of_langchain(chat.bind_tools([openai(schema)])),
-        *(tool_request({"response_format": each}) for each in formats),
-        *(split_tools({"response_format": each})[0] for each in formats),
+        tool_request({"response_format": form}),
+        split_tools({"response_format": form})[0],
         split_tools({"tools": [openai(schema)]})[0],
-        *(ChatRequest(**body, response_format=each).tool_request() for each in formats),
+        ChatRequest(**body, response_format=form).tool_request(),
         ChatRequest(**body, tools=[openai(schema)]).tool_request(),
     ]
     for request in requests:
@@ -589,18 +567,17 @@ def test_what_has_no_schema_is_refused_when_it_is_bound(chat: ChatCocoa, form: A
 
 
 @pytest.mark.parametrize(
-    "form", [Size, Listed, {"title": "P", "type": "array"}, {"name": "p", "parameters": {"type": "string"}}]
+    ("form", "words"),
+    [
+        *((form, "not object") for form in (Size, Listed, {"title": "P", "type": "array"})),
+        ({"name": "p", "parameters": {"type": "string"}}, "not object"),
+        *(({"type": kind, "name": "search"}, "is not a tool") for kind in ("web_search_20250305", "mcp")),
+    ],
 )
-def test_a_tool_takes_an_object(chat: ChatCocoa, llm: CocoaLLM, form: Any) -> None:
-    with pytest.raises(ConfigError, match="not object"):
+def test_a_tool_takes_an_object(chat: ChatCocoa, llm: CocoaLLM, form: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         chat.bind_tools([form])
     if form is Listed:
         prepared = llm._prepare_chat_with_tools([get_function_tool(form)], "Hi")
         with pytest.raises(ConfigError, match="not object"):
             split_tools({"tools": prepared["tools"]})
-
-
-@pytest.mark.parametrize("kind", ["web_search_20250305", "mcp"])
-def test_a_tool_of_a_provider_is_refused(chat: ChatCocoa, kind: str) -> None:
-    with pytest.raises(ConfigError, match="is not a tool"):
-        chat.bind_tools([{"type": kind, "name": "search"}])

@@ -122,27 +122,19 @@ def test_a_stream_belongs_to_the_span_in_which_it_began(
     assert tracer.attributes("reader") == {}
 
 
-@pytest.mark.parametrize(("model", "method"), OF_LLAMA_INDEX)
-async def test_an_instrumentation_whose_span_is_current_has_it(
+@pytest.mark.parametrize(("model", "method"), OF_LANGCHAIN + OF_LLAMA_INDEX)
+async def test_beside_an_instrumentation_the_span_that_is_current_has_it(
     model: str, method: str, models: SimpleNamespace, tracer: Tracer
 ) -> None:
-    """A stream is read when the instrumentation's span is no longer current."""
-    instrumentation = instrumented("openinference.instrumentation.llama_index", "LlamaIndexInstrumentor", tracer)
-    with instrumentation, collect_risk() as reports, tracer.span("call"):
+    """That of LlamaIndex is no longer current when a stream is read; those of LangChain never are."""
+    package = "llama_index" if model == "index" else "langchain"
+    instrumentor = "LlamaIndexInstrumentor" if model == "index" else "LangChainInstrumentor"
+    instrumentation = instrumented(f"openinference.instrumentation.{package}", instrumentor, tracer)
+    with instrumentation, get_risk_callback() as risk, collect_risk() as reports, tracer.span("call"):
         await called(models, model, method)
     [(name, attributes)] = tracer.with_risk()
-    assert name.startswith("CocoaLLM.")
-    assert attributes == expected_of(*reports)
-
-
-@pytest.mark.parametrize(("model", "method"), OF_LANGCHAIN)
-async def test_beside_an_instrumentation_whose_spans_are_not_current_the_callers_span_has_it(
-    model: str, method: str, models: SimpleNamespace, tracer: Tracer
-) -> None:
-    instrumentation = instrumented("openinference.instrumentation.langchain", "LangChainInstrumentor", tracer)
-    with instrumentation, get_risk_callback() as risk, tracer.span("call"):
-        await called(models, model, method)
-    assert tracer.with_risk() == [("call", expected_of(*risk.reports))]
+    assert name.startswith("CocoaLLM.") if model == "index" else name == "call"
+    assert attributes == expected_of(*risk.reports, *reports)
 
 
 def test_a_span_that_has_ended_and_a_broken_stream_get_nothing(models: SimpleNamespace, tracer: Tracer) -> None:

@@ -11,7 +11,6 @@ from langchain_core.runnables import RunnableGenerator
 
 from cocoa_engine import ConfigError, DataError, HallucinationRiskError
 from cocoa_engine.report import RiskReport, measured_text
-from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.limits import Limit
 from cocoa_integrations.langchain import risk_gate
 from cocoa_integrations.tracing import Scoring
@@ -77,16 +76,6 @@ def test_a_threshold_applies_to_spans_claims_or_sentences(unit: Any, threshold: 
     assert limit.reached(report()) is bool(risky)
 
 
-def test_marks_stand_around_claims_and_sentences() -> None:
-    def marked(limit: Limit, mark: str) -> str:
-        text = EditedText.of(TEXT, report())
-        return text.changed(limit.mark_edits(text.spans(report().spans), mark)).text
-
-    assert marked(Limit(0.25, unit="claim"), "[[{text}|{value:.1f}]]") == "The [[Seine|0.6]] is long. It [[ends|0.3]]."
-    assert marked(Limit(0.35, unit="sentence"), "<{text}>") == "<The Seine is long>. It ends."
-    assert marked(Limit(0.5), "<{text}>") == "<The Seine> <is> long. It ends."
-
-
 def test_spans_stand_in_where_a_text_is_missing() -> None:
     """The text of a compact report's spans is lost with that of its message."""
     spans = [span.without("text") for span in report().spans]
@@ -122,7 +111,7 @@ def test_a_score_counts_the_visible_spans_of_the_answer_only() -> None:
     assert Scoring(threshold=0.5).score(RiskReport.of_spans(spans[2:])) == 0.0
 
 
-ANSWER = generation(("The Seine", 0.6), (" is", 0.9), (" long", 0.2), (".", 0.99))
+ANSWER = generation(*PARTS)
 
 
 def message_of(**more: Any) -> AIMessage:
@@ -139,30 +128,32 @@ def test_a_gate_compares_the_risk_of_the_answer_where_there_is_one() -> None:
     for spans in (risk_gate(0.9), risk_gate(unit="claim"), risk_gate(metric="risk", threshold=0.9)):
         with pytest.raises(HallucinationRiskError, match=r"^risk of"):
             spans.invoke(low)
-    assert risk_gate(0.9, on_risk="mark").invoke(low).text == "The Seine [[is]] long."
+    assert risk_gate(0.9, on_risk="mark").invoke(low).text == "The Seine [[is]] long. It ends."
 
 
 @pytest.mark.parametrize(
-    ("unit", "threshold", "text"),
-    [("claim", None, "The [[Seine]] is long."), ("sentence", 0.35, "[[The Seine is long]].")],
+    ("unit", "threshold", "mark", "text"),
+    [
+        ("claim", None, "[[{text}]]", "The [[Seine]] is long. It ends."),
+        ("claim", 0.25, "[[{text}|{value:.1f}]]", "The [[Seine|0.6]] is long. It [[ends|0.3]]."),
+        ("sentence", 0.35, "<{text}>", "<The Seine is long>. It ends."),
+        ("span", 0.5, "<{text}>", "<The Seine> <is> long. It ends."),
+    ],
 )
-def test_marks_and_the_entry_of_the_gate(unit: Any, threshold: float | None, text: str) -> None:
-    marked = risk_gate(threshold, unit=unit, on_risk="mark").invoke(message_of())
+def test_marks_of_an_answer_and_of_a_stream(unit: Any, threshold: float | None, mark: str, text: str) -> None:
+    gate = risk_gate(threshold, unit=unit, on_risk="mark", mark=mark)
+    marked = gate.invoke(message_of())
     assert marked.text == text
-    gate = marked.response_metadata["cocoa_risk"]["gate"]
-    assert (gate["unit"], gate["threshold"]) == (unit, threshold or 0.5)
-    assert "unit" not in risk_gate(0.1, on_risk="mark").invoke(message_of()).response_metadata["cocoa_risk"]["gate"]
+    entry = marked.response_metadata["cocoa_risk"]["gate"]
+    assert (entry.get("unit", "span"), entry["threshold"]) == (unit, threshold or 0.5)
+    assert ("unit" in entry) == (unit != "span")
 
-
-def test_a_stream_is_marked_at_its_end() -> None:
     def chunks(given: Iterator[Any]) -> Iterator[AIMessageChunk]:
         for span in all_spans(ANSWER):
             yield AIMessageChunk(span["text"], additional_kwargs={"cocoa_spans": [span]})
-        report = {**risk_report(ANSWER), "threshold": 0.5}
-        yield AIMessageChunk("", response_metadata={"cocoa_risk": report}, chunk_position="last")
+        yield AIMessageChunk("", response_metadata=message_of().response_metadata, chunk_position="last")
 
-    chain = RunnableGenerator(chunks) | risk_gate(unit="claim", on_risk="mark")
-    assert "".join(chunk.text for chunk in chain.stream("")) == "The [[Seine]] is long."
+    assert "".join(chunk.text for chunk in (RunnableGenerator(chunks) | gate).stream("")) == text
 
 
 def test_middleware_takes_the_unit() -> None:

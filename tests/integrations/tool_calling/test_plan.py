@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ def allowed(mode: str, *tools: Any) -> dict[str, Any]:
 STYLES = [(tool_templates.HERMES, HERMES), (tool_templates.LLAMA, LLAMA), (tool_templates.MISTRAL, MISTRAL)]
 
 
+@cache
 def tiny_engine(template: str, *, tags_are_tokens: bool = False) -> CocoaEngine:
     """As in Mistral's tokenizers, its tag is a special token; Qwen's tags are tokens, but not special ones."""
     tokenizer = tiny_tokenizer()

@@ -31,6 +31,11 @@ def tagged(call: str) -> str:
     return f"<tool_call>{call}</tool_call>"
 
 
+def adding(arguments: str) -> str:
+    """A call with these arguments, and with what else stands behind them."""
+    return tagged(f'{{"name": "add", "arguments": {arguments}}}')
+
+
 WEATHER_CALL = ("weather", {"city": "Lyon", "days": 3}, None)
 ADD_CALL = ("add", {"a": 1, "b": [2, {"c": None}]}, None)
 
@@ -48,12 +53,7 @@ ADD_CALL = ("add", {"a": 1, "b": [2, {"c": None}]}, None)
         (HERMES, '<tool_call>{"name": "add"}</tool_call>', "", [("add", {}, None)]),
         (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>', "", [("add", {"a": 1}, None)]),
         (HERMES, '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("add", {"a": 1}, None)]),
-        (
-            HERMES,
-            '<tool_call>{"name": "add", "arguments": {"a": "x </tool_call> y"}}</tool_call>',
-            "",
-            [("add", {"a": "x </tool_call> y"}, None)],
-        ),
+        (HERMES, adding('{"a": "x </tool_call> y"}'), "", [("add", {"a": "x </tool_call> y"}, None)]),
         (HERMES, '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "", [("add", None, "not a JSON object")]),
         (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1,}}</tool_call>', "", [("add", None, "not valid")]),
         (HERMES, "<tool_call>weather(Lyon)</tool_call>.", ".", [(None, None, "not valid")]),
@@ -71,20 +71,10 @@ ADD_CALL = ("add", {"a": 1, "b": [2, {"c": None}]}, None)
         (HERMES, f"<tool_call>{WEATHER} {{broken</tool_call>", "", [WEATHER_CALL, (None, None, "not valid JSON")]),
         (HERMES, f"<tool_call>{WEATHER} {{broken", "", [WEATHER_CALL, (None, None, "before the call is")]),
         (HERMES, '<tool_call>{"name": "add", "a": 1}</tool_call>', "", [(None, None, "no place for a member 'a'")]),
-        (
-            HERMES,
-            '<tool_call>{"name": "add", "arguments": {"a": 1}, "b": 2}</tool_call>',
-            "",
-            [("add", None, "no place for a member 'b'")],
-        ),
-        (
-            HERMES,
-            '<tool_call>{"name": "add", "arguments": {"a": 1}, "arguments": {"a": 2}}</tool_call>',
-            "",
-            [("add", None, "no place for a member 'arguments'")],
-        ),
-        (HERMES, tagged('{"name": "add", "arguments": {"a": "\\ud800"}}'), "", [("add", None, "half of a character")]),
-        (HERMES, tagged('{"name": "add", "arguments": {"a": "x\ny"}}'), "", [("add", {"a": "x\ny"}, None)]),
+        (HERMES, adding('{"a": 1}, "b": 2'), "", [("add", None, "no place for a member 'b'")]),
+        (HERMES, adding('{"a": 1}, "arguments": {"a": 2}'), "", [("add", None, "no place for a member 'arguments'")]),
+        (HERMES, adding('{"a": "\\ud800"}'), "", [("add", None, "half of a character")]),
+        (HERMES, adding('{"a": "x\ny"}'), "", [("add", {"a": "x\ny"}, None)]),
         *(
             (HERMES, f'<tool_call>{{"name": "add"{none}}}</tool_call>', "", [("add", {}, None)])
             for none in ("", *(f', "arguments": {value}' for value in ("null", "{}", '""', '" "', '"null"', '"{}"')))
@@ -106,7 +96,7 @@ ADD_CALL = ("add", {"a": 1, "b": [2, {"c": None}]}, None)
         (MISTRAL, f"[TOOL_CALLS] [{WEATHER}, {ADD}]", "", [WEATHER_CALL, ADD_CALL]),
         (MISTRAL, f" [{WEATHER}]", "", [WEATHER_CALL]),
         (MISTRAL, "[1, 2]", "[1, 2]", []),
-        (HERMES, tagged('{"name": "add", "arguments": {"a": NaN}}'), "", [("add", None, "not valid JSON")]),
+        (HERMES, adding('{"a": NaN}'), "", [("add", None, "not valid JSON")]),
         (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1e999}}</tool_call>', "", [("add", None, "not valid")]),
     ],
 )
@@ -181,12 +171,9 @@ def answers(draw: st.DrawFn) -> tuple[CallFormat, str]:
             case "text":
                 return f'"{word()}"'
             case "odd":
-                signs = [
-                    "\n",
-                    ", ",
-                    *["{", "}", "[", "]", "</tool_call>", "<tool_call>", '\\"', "[TOOL_CALLS]", "\\u00e9", "\\ud800"],
-                ]
-                return f'"{word()}{draw(st.sampled_from(signs))}{word()}"'
+                tags = ["</tool_call>", "<tool_call>", "[TOOL_CALLS]"]
+                signs = st.sampled_from(["\n", ", ", "{", "}", "[", "]", *tags, '\\"', "\\u00e9", "\\ud800"])
+                return f'"{word()}{draw(signs)}{word()}"'
             case "null":
                 return draw(st.sampled_from(["null", "true"]))
             case "number":

@@ -96,8 +96,8 @@ class KernelLayers:
     ) -> tuple[Tensor, Tensor | None, list[Tensor], Tensor | None]:
         """Run the layers over ``[T, d]``, whose memory is overwritten, and write the tokens' keys and values.
 
-        All tensors are contiguous float32. The result is that of :meth:`Lean.decode`; and the attention on the source
-        and the passages, ``[T, 1 + P]``, or ``None`` if it was not requested.
+        All tensors are contiguous float32. The result is that of :meth:`.lean.Lean.decode`; and the attention on the
+        source and the passages, ``[T, 1 + P]``, or ``None`` if it was not requested.
         """
         after_norm, columns = self.count + 1, max(each.range_count for each in leaves)
         requested, early, heads = list[int](), list[int](), tuple[tuple[int, int], ...]()

@@ -188,3 +188,9 @@ def test_context_lift_needs_the_model_in_this_process(url: str) -> None:
 def test_other_forms_ask_the_same_server(url: str, sent: list[Any], form: Any) -> None:
     form(CocoaLLM(base_url=url, timeout=60, max_tokens=2, api_key="k")).chat(HELLO)
     assert sent[0]["cocoa"] == {"max_new_tokens": 2, "report": "message"}
+
+
+def test_of_two_nodes_with_one_id_the_first_counts() -> None:
+    with (answers := Answers(lift=False)):
+        add_nodes([*nodes_of("yes", "no"), NodeWithScore(node=TextNode(id_="yes", text="it"))])
+    assert [node.text for node in answers.nodes or ()] == [" yes\n", " no\n"]

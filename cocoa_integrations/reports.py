@@ -64,7 +64,10 @@ def find_risk(answer: Any) -> RiskReport | None:
         report = answer.get("risk", answer)
         if isinstance(report, RiskReport):
             return report
-        return RiskReport.from_wire(dict(report)) if isinstance(report, Mapping) and "spans" in report else None
+        if not isinstance(report, Mapping) or "spans" not in report:
+            return None
+        text = answer.get("text")
+        return RiskReport.from_wire(dict(report)).expanded(text if isinstance(text, str) else "")
     report = _held(answer, RISK_KEY)
     return None if report is None else RiskReport.from_wire(report).expanded(*texts_of(answer))
 
@@ -142,13 +145,14 @@ def texts_of(answer: Any) -> tuple[str, str]:
 
 def reasoning_of(message: Any) -> str:
     """The text of the reasoning of a message: of its blocks, or where other integrations put it."""
+    if not isinstance(kwargs := getattr(message, "additional_kwargs", None), Mapping):
+        return ""  # a text, or an object of the user's own
     content = getattr(message, "content", None)
     parts = [block.content for block in getattr(message, "blocks", ()) if block.block_type == "thinking"]
     for block in content if isinstance(content, list) else ():
         if isinstance(block, dict) and (kind := block.get("type")) in ("reasoning", "thinking"):
             parts.append(str(block.get(kind) or ""))
-    written = getattr(message, "additional_kwargs", {}).get("reasoning_content")
-    return "".join(filter(None, parts)) or str(written or "")
+    return "".join(filter(None, parts)) or str(kwargs.get("reasoning_content") or "")
 
 
 def _structured(answer: Any) -> RiskReport:
@@ -161,9 +165,9 @@ def _structured(answer: Any) -> RiskReport:
 
 def _held(answer: Any, key: str) -> Any:
     """A value in the metadata of an answer, or of its message."""
-    for name in _HOLDERS:
-        holder = getattr(answer, name, None)
-        if isinstance(holder, Mapping) and holder.get(key) is not None:
-            return holder[key]
-    message = getattr(answer, "message", None)
-    return None if message is None else _held(message, key)
+    for owner in (answer, getattr(answer, "message", None)):
+        for name in _HOLDERS:
+            holder = getattr(owner, name, None)
+            if isinstance(holder, Mapping) and holder.get(key) is not None:
+                return holder[key]
+    return None

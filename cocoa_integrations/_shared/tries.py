@@ -95,9 +95,9 @@ class RetryPlan(BaseModel):
     @cached_property
     def steps(self) -> list[Mapping[str, Any]]:
         """The settings that each attempt changes, the first one none. By default alpha is doubled each time."""
-        alphas = self.alphas or [self.alpha * 2**number for number in range(1, max(self.max_tries, 2))]
-        values = self.settings or [{"alpha": CocoaConfig(alpha=alpha).alpha} for alpha in alphas]
-        return [{}, *[*values, *[values[-1]] * self.max_tries][: self.max_tries - 1]]
+        doubled = (self.alpha * 2**number for number in range(1, self.max_tries))  # not computed beside others
+        values = self.settings or [{"alpha": CocoaConfig(alpha=alpha).alpha} for alpha in self.alphas or doubled]
+        return [{}, *[*values, *values[-1:] * self.max_tries][: self.max_tries - 1]]
 
     @property
     def growth(self) -> float:

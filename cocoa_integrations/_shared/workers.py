@@ -31,7 +31,7 @@ class HasRuntime(Protocol):
 
 
 _pools: weakref.WeakKeyDictionary[HasRuntime, ThreadPoolExecutor] = weakref.WeakKeyDictionary()
-_running: set[Callable[[], object]] = set()
+_running: set[object] = set()
 _lock = free_in_child(threading.Lock())
 call_in_child(_pools.clear)  # their threads do not exist in the child
 call_in_child(_running.clear)
@@ -52,11 +52,11 @@ async def in_worker(
     context = contextvars.copy_context()
 
     def counted() -> Result:
-        _running.add(counted)
+        _running.add(entry := object())  # a function that names itself would keep the engine until a gc
         try:
             return context.run(lambda: cancellation.run(call, *args, **kwargs))
         finally:
-            _running.discard(counted)
+            _running.discard(entry)
 
     with _lock:
         if engine not in _pools:

@@ -32,6 +32,7 @@ from cocoa_integrations.langchain.composed import Composed
 from cocoa_integrations.langchain.gates import OnRisk as GateAction
 from cocoa_integrations.langchain.gates import risk_gate
 from cocoa_integrations.langchain.options import FRAMEWORK, PER_CALL, TOOL_DETAILS, TOOLS
+from cocoa_integrations.reports import find_risk, get_risk
 from cocoa_integrations.tool_calling import ROOT
 
 OnRisk = Literal["keep", "raise", "mark", "abstain", "interrupt"]
@@ -208,7 +209,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
             response = await ask(attempt)
             message = _answer_in(response.result)
             # the agent's own model must measure risk; a fallback model need not
-            report = answers.find_risk(message) if attempts.answers else answers.get_risk(message)
+            report = find_risk(message) if attempts.answers else get_risk(message)
             if report is None:
                 attempts.append(response, None, None, passes=True)
             else:
@@ -222,7 +223,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
     def _response(self, chosen: Chosen) -> ExtendedModelResponse[Any]:
         messages, structured, attempts = chosen
         message = _answer_in(messages)
-        report, action, replacement = answers.find_risk(message), "none", None
+        report, action, replacement = find_risk(message), "none", None
         if report is not None and self.limit.reached(report):
             action = self.on_risk
             if action == "interrupt":  # only here does a run stop and go on
@@ -390,15 +391,16 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
         if isinstance(tools, str):
             raise ConfigError("tools and arguments take lists of names")
         self.risky = RiskyToolCalls(threshold, metric=metric, arguments=arguments)
-        self.watched_tools = tools
+        self.limit = self.risky.limit
+        self.watched_tools, self.watched_arguments = tools, arguments
 
     @property
     def name(self) -> str:
         """A name that depends on the options: several middlewares of an agent need different names."""
-        threshold = "default" if self.risky.limit.threshold is None else self.risky.limit.threshold
-        watched = {"tools": self.watched_tools, "arguments": self.risky.arguments}
+        threshold = "default" if self.limit.threshold is None else self.limit.threshold
+        watched = {"tools": self.watched_tools, "arguments": self.watched_arguments}
         parts = [" ".join([what, *names]) for what, names in watched.items() if names is not None]
-        return f"{type(self).__name__}[{', '.join([f'{self.risky.limit.metric} {threshold}', *parts])}]"
+        return f"{type(self).__name__}[{', '.join([f'{self.limit.metric} {threshold}', *parts])}]"
 
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
@@ -429,5 +431,5 @@ def _report_of(state: Any, call_id: str | None) -> RiskReport | None:
     messages = state["messages"] if isinstance(state, dict) else getattr(state, "messages", state)
     for message in reversed(list(messages)):
         if isinstance(message, AIMessage) and any(call["id"] == call_id for call in message.tool_calls):
-            return answers.find_risk(message)
+            return find_risk(message)
     return None

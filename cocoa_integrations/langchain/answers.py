@@ -17,10 +17,7 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.report import RISK_KEY, SPANS_KEY, Detail, RiskReport, SpanReport
 from cocoa_integrations._shared.citations import CITATIONS_KEY, Citation
 from cocoa_integrations._shared.edits import Change, replacement
-from cocoa_integrations.reports import find_risk as find_risk
-from cocoa_integrations.reports import get_risk as get_risk
-from cocoa_integrations.reports import get_spans as get_spans
-from cocoa_integrations.reports import texts_of
+from cocoa_integrations.reports import find_risk, get_risk, texts_of
 
 
 def require_message(answer: Any, name: str) -> AIMessage:

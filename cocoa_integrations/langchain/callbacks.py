@@ -21,7 +21,7 @@ from langsmith.run_trees import get_cached_client
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.report import RiskReport, SpanReport, finite
-from cocoa_integrations.langchain.answers import find_risk, get_spans
+from cocoa_integrations.reports import find_risk, get_spans
 from cocoa_integrations.tracing import MAX_REPORTS, SCORE_NAME, RiskLog, Scoring, emit_event
 
 if TYPE_CHECKING:
@@ -187,15 +187,13 @@ class RiskScores(BaseCallbackHandler):
         for answer in (answer for answers in response.generations for answer in answers):
             if (report := find_risk(answer)) is None:
                 continue
-            response_id = answer.message.id if isinstance(answer, ChatGeneration) else None
-            emit_event(self._scoring, report, response_id=response_id, provider=self._logger_provider)
-            if client is None:
-                continue
-            if self._room.acquire(blocking=False):
+            if client is not None and self._room.acquire(blocking=False):
                 feedback = self._sender.submit(self._feedback, client, run_id, trace_id, report)
                 feedback.add_done_callback(self._sent)
-            else:
+            elif client is not None:
                 logger.warning("the score of run %s is dropped: %d others wait to be sent.", run_id, _MAX_WAITING)
+            response_id = answer.message.id if isinstance(answer, ChatGeneration) else None
+            emit_event(self._scoring, report, response_id=response_id, provider=self._logger_provider)
 
     def flush(self) -> None:
         """Wait until the feedback of all answers so far was handed to LangSmith's client."""

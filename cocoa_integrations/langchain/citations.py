@@ -20,9 +20,10 @@ from cocoa_integrations._shared.citations import CITATIONS_KEY, CitedBy
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations._shared.tries import run_blocking
-from cocoa_integrations.langchain.answers import get_risk, get_spans, require_message, with_change, with_spans
+from cocoa_integrations.langchain.answers import require_message, with_change, with_spans
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.composed import called_model
+from cocoa_integrations.reports import get_risk, get_spans
 
 logger = safe_logger(__name__)
 

@@ -25,8 +25,9 @@ from typing_extensions import Self
 
 from cocoa_engine.report import require_detail
 from cocoa_integrations._shared.settings import FIELD_SYNONYMS
-from cocoa_integrations.langchain.answers import get_risk, text_and_risk
+from cocoa_integrations.langchain.answers import text_and_risk
 from cocoa_integrations.langchain.callbacks import RiskCallbackHandler
+from cocoa_integrations.reports import get_risk
 
 BUILDERS = frozenset({"bind_tools", "with_structured_output", "with_risk"})  # they make a runnable of a model
 _STRUCTURED = frozenset({"response_format", "ls_structured_output_format"})

@@ -17,6 +17,7 @@ from cocoa_engine.risk import is_unspaced, open_block, open_inline
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read, is_replaced, may_become_json
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, require_reaction
 from cocoa_integrations.langchain import answers
+from cocoa_integrations.reports import find_risk, get_risk, get_spans
 
 OnRisk = Literal["raise", "mark", "abstain"]
 A = TypeVar("A")
@@ -94,7 +95,7 @@ class RiskGate(RunnableGenerator[Any, Any]):
             passed: Any = self.passed(answer.message)
             same = passed is answer.message
             return answer if same else type(answer)(message=passed, generation_info=answer.generation_info)
-        report = answers.get_risk(answer)
+        report = get_risk(answer)
         if not self.limit.reached(report):
             return answer
         if self.on_risk == "raise":
@@ -136,7 +137,7 @@ class RiskGate(RunnableGenerator[Any, Any]):
 
     def with_gate_entry(self, answer: A, action: str | None = None) -> A:
         """The answer with an entry in its report about the action; by default that of the gate."""
-        report = answers.get_risk(answer)
+        report = get_risk(answer)
         gate = self.limit.gate(report, action or self.on_risk)
         return answers.with_report(answer, report.with_values(gate=gate))
 
@@ -170,20 +171,20 @@ class _Stream:
             text, spans = self._taken(is_last=True)
             if text:
                 yield _with_chunk_spans(AIMessageChunk(content=text, id=self._last.id), spans)
-            answers.get_risk(self._last)  # raises an error that explains what is missing
+            get_risk(self._last)  # raises an error that explains what is missing
 
     def _continues(self, chunk: Any) -> bool:
         """Whether the text of a chunk is that of its spans. Where a tool call may begin it is not: it is delayed."""
         if not isinstance(chunk, BaseMessage):
             return False
-        spans, text = answers.get_spans(chunk), chunk.text
+        spans, text = get_spans(chunk), chunk.text
         written = "".join(span.text or "" for span in spans if not span.is_reasoning)
         if self._text or not any(span.part for span in spans):
             return written == text
         return written.endswith(text) and written.removesuffix(text).rstrip()[-1:] in ("", ">")  # after a closing tag
 
     def _marked(self, chunk: BaseMessage) -> BaseMessage:
-        self._last, spans, text, report = chunk, answers.get_spans(chunk), chunk.text, answers.find_risk(chunk)
+        self._last, spans, text, report = chunk, get_spans(chunk), chunk.text, find_risk(chunk)
         if text and not self._text:
             self._begin = spans[-1].end - len(text)
         self._text += text
@@ -250,15 +251,15 @@ class _Stream:
         return shown, moved
 
     def _rest(self, chunk: BaseMessage) -> BaseMessage:
-        report = answers.get_risk(chunk)
+        report = get_risk(chunk)
         if answers.calls_tools(chunk):
             rest, spans = self._taken(is_last=True)
             change = self._marks(report)
             chunk = self._with_gate_entry(answers.with_report(chunk, change.of_report(report), change))
-            chunk = _with_chunk_spans(chunk, [*spans, *answers.get_spans(chunk)]) if spans else chunk
+            chunk = _with_chunk_spans(chunk, [*spans, *get_spans(chunk)]) if spans else chunk
             return answers.with_text(chunk, rest + chunk.text) if rest else chunk
         if self._pending:
-            chunk = _with_chunk_spans(chunk, [*self._pending, *answers.get_spans(chunk)])
+            chunk = _with_chunk_spans(chunk, [*self._pending, *get_spans(chunk)])
         change = self._gate.limit.with_marks(self._text + chunk.text, report, self._gate.mark)
         shown = self._passed + sum(map(_growth, self._edits))
         return self._with_gate_entry(answers.with_text(answers.with_change(chunk, change), change.text[shown:]))
@@ -268,7 +269,7 @@ class _Stream:
         return EditedText(generated[self._begin :], (), self._begin).changed(self._edits)
 
     def _with_gate_entry(self, chunk: BaseMessage) -> BaseMessage:
-        return self._gate.with_gate_entry(chunk) if self._gate.limit.reached(answers.get_risk(chunk)) else chunk
+        return self._gate.with_gate_entry(chunk) if self._gate.limit.reached(get_risk(chunk)) else chunk
 
 
 def _with_chunk_spans(chunk: BaseMessage, spans: list[SpanReport]) -> BaseMessage:

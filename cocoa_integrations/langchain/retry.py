@@ -23,6 +23,7 @@ from cocoa_integrations.langchain import answers
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.citations import AFTER_A_RETRY, Asker, chain_of, join_documents, with_context_lift
 from cocoa_integrations.langchain.composed import called_model
+from cocoa_integrations.reports import get_risk
 
 Retriever = Runnable[str, list[Document]]  # from a question to documents
 _FIELDS = ("k", "top_k", "top_k_results", "max_results", "similarity_top_k")  # the number of documents of a retriever
@@ -163,16 +164,16 @@ def with_risk_retry(
             message = answers.require_message(message, "with_risk_retry")
             entry = {"settings": dict(step), "alpha": model.alpha, "top_k": top_k_of(grown)}
             entry |= {"documents": len(documents), "answer": message.text}
-            if tries.add((message, documents), answers.get_risk(message), **entry):
+            if tries.add((message, documents), get_risk(message), **entry):
                 break
         (message, documents), history = tries.best()
         if (gate := tries.gate()) is not None:
             if gate.action == "abstain":
                 message = answers.without_tool_calls(message)
             if not answers.calls_tools(message):
-                change = plan.change(gate, message.text, answers.get_risk(message))
+                change = plan.change(gate, message.text, get_risk(message))
                 message = answers.with_change(message, change)
-            message = answers.with_report(message, answers.get_risk(message).with_values(gate=gate))
+            message = answers.with_report(message, get_risk(message).with_values(gate=gate))
         metadata = {**message.response_metadata, TRIES_KEY: history}
         message = message.model_copy(update={"response_metadata": metadata})
         return {**values, context: documents, "answer": message} if return_documents else message

@@ -40,7 +40,7 @@ from cocoa_integrations.llama_index.retrieved import (
     texts_in,
     watch_retrievals,
 )
-from cocoa_integrations.reports import REPORTS_KEY as REPORTS_KEY
+from cocoa_integrations.reports import REPORTS_KEY
 
 logger = safe_logger(__name__)
 

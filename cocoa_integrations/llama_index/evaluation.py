@@ -47,7 +47,8 @@ class RiskEvaluator(BaseEvaluator):
         if self._llm is None:
             return self._judge
         config = self._options.get("config") or config_of(self._llm)
-        return AnswerJudge(self._llm.engine, **{**self._options, "config": config})
+        self._judge = AnswerJudge(self._llm.engine, **{**self._options, "config": config})  # keeps no other engine
+        return self._judge
 
     def _get_prompts(self) -> PromptDictType:
         return {}

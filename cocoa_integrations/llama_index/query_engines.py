@@ -32,7 +32,9 @@ from cocoa_engine import ConfigError
 from cocoa_engine.report import RISK_KEY, RiskReport
 from cocoa_integrations._shared.citations import CITATIONS_KEY, Citation, CitedBy, Citing, citing, with_markers
 from cocoa_integrations._shared.edits import EditedText
-from cocoa_integrations.llama_index.answers import REPORTS_KEY, Answers
+from cocoa_integrations.llama_index.answers import Answers
+from cocoa_integrations.llama_index.retrieved import add_nodes
+from cocoa_integrations.reports import REPORTS_KEY
 
 _MODES: dict[type[BaseSynthesizer], str] = {
     NoText: "no_text",
@@ -99,7 +101,8 @@ class RiskQueryEngine(BaseQueryEngine):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
     ) -> RESPONSE_TYPE:
         """The response of the inner engine to given nodes, with its risk."""
-        with (answers := self._collector(nodes)):
+        with (answers := self._collector()):
+            add_nodes(nodes)
             response = self._inner.synthesize(query_bundle, nodes, additional_source_nodes)
         return self._reported(response, answers)
 
@@ -110,7 +113,8 @@ class RiskQueryEngine(BaseQueryEngine):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
     ) -> RESPONSE_TYPE:
         """Like :meth:`synthesize`, asynchronously."""
-        with (answers := self._collector(nodes)):
+        with (answers := self._collector()):
+            add_nodes(nodes)
             response = await self._inner.asynthesize(query_bundle, nodes, additional_source_nodes)
         return await asyncio.to_thread(self._reported, response, answers)  # lifts and citations feed the answer again
 
@@ -124,10 +128,8 @@ class RiskQueryEngine(BaseQueryEngine):
             response = await self._inner.aquery(query_bundle)
         return await asyncio.to_thread(self._reported, response, answers)
 
-    def _collector(self, nodes: Sequence[NodeWithScore] = ()) -> Answers:
-        answers = Answers(lift=self._context_lift, cite=self._citing)
-        answers.nodes = list({node.node.node_id: node for node in nodes}.values())
-        return answers
+    def _collector(self) -> Answers:
+        return Answers(lift=self._context_lift, cite=self._citing)
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"inner": self._inner}

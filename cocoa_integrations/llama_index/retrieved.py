@@ -23,7 +23,9 @@ _MIN_RUN = 8  # words in common with a node that count as part of it
 def add_nodes(nodes: Sequence[NodeWithScore]) -> None:
     """Add nodes to those of the innermost collector of nodes, if there is one, each once."""
     if (collected := collected_nodes()) is not None:
-        collected[:] = {node.node.node_id: node for node in [*collected, *nodes]}.values()
+        for node in nodes:  # appended, because several threads may retrieve at once
+            if all(node.node.node_id != other.node.node_id for other in collected):
+                collected.append(node)
 
 
 class PassagesOfCall:

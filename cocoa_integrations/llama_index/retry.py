@@ -6,6 +6,7 @@ import inspect
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -109,13 +110,13 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         require_llm(options.get("response_mode"))  # LlamaIndex would ask for an LLM of its own first
         alpha: float | None = getattr(llm, "alpha")  # noqa: B009  # a setting; a remote LLM may leave it to the server
         alpha = CocoaConfig().alpha if alpha is None else alpha
-        self._llm = model = llm.model_copy(update={"alpha": alpha})
+        self._llm = llm.model_copy(update={"alpha": alpha})
         self._plan = RetryPlan(
             alpha=alpha,
             retriever=retriever,
             top_k=top_k_of(retriever),
             has_second=second_retriever is not None,
-            is_same=lambda step: all(getattr(model, name) == value for name, value in _settings(step).items()),
+            is_same=partial(_changes_nothing, self._llm),  # unlike a lambda, it can be pickled
             threshold=threshold,
             max_tries=max_tries,
             settings=settings,
@@ -187,6 +188,10 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         inner = RetrieverQueryEngine.from_args(retriever, llm=llm, **self._options)
         parameters = {"settings": dict(self._plan.steps[number]), "alpha": getattr(llm, "alpha"), "top_k": top_k}  # noqa: B009
         return RiskQueryEngine(inner, context_lift=self._context_lift), parameters
+
+
+def _changes_nothing(llm: CocoaLLM, settings: Mapping[str, Any]) -> bool:
+    return all(getattr(llm, name) == value for name, value in _settings(settings).items())
 
 
 def _report_of(response: RESPONSE_TYPE) -> RiskReport | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ from langsmith.evaluation.evaluator import run_evaluator
 from llama_index.core.base.response.schema import Response
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from cocoa_engine import CalibrationWarning, CocoaEngine, ConfigError, PromptError
+from cocoa_engine import CalibrationWarning, CocoaEngine, ConfigError, PromptError, Runtime
 from cocoa_engine.report import RiskReport
 from cocoa_engine.risk.calibrator import RiskCalibrator, Settings
 from cocoa_integrations.judging import AnswerJudge, RagasRisk
@@ -267,3 +269,12 @@ def test_no_control_tokens_in_what_is_judged(monkeypatch: pytest.MonkeyPatch) ->
     for prompt, found in ((None, 0), (lambda question, contexts: "<bos>" + question, 2)):
         AnswerJudge(engine, prompt=prompt).judge(*hostile)
         assert sum(token_id in tokenizer.all_special_ids for token_id in texts[-1]) == found
+
+
+def test_an_evaluator_keeps_no_engine_that_its_llm_has_left(quick: CocoaEngine) -> None:
+    llm = CocoaLLM(model=quick.model, tokenizer=quick.tokenizer)
+    evaluator, before = RiskEvaluator(llm), weakref.ref(llm.engine)
+    llm.runtime = Runtime(max_batch_size=2)
+    evaluator.evaluate(QUESTION, ANSWER, CONTEXTS)
+    gc.collect()
+    assert before() is None

@@ -580,3 +580,9 @@ def test_context_lift_needs_the_model_in_this_process(url: str) -> None:
         response = engine.query("Hi")
     assert response.metadata is not None
     assert response.metadata["cocoa_risk"]["spans"]
+
+
+def test_of_two_nodes_with_one_id_the_first_counts() -> None:
+    with (answers := Answers(lift=False)):
+        add_nodes([*nodes_of("yes", "no"), NodeWithScore(node=TextNode(id_="yes", text="it"))])
+    assert [node.text for node in answers.nodes or ()] == [" yes\n", " no\n"]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_integrations._shared.limits import Limit
-from cocoa_integrations._shared.tries import Measure, OnRisk, Tries
+from cocoa_integrations._shared.tries import Measure, OnRisk, RetryPlan, Tries
 from cocoa_integrations.langchain import with_citations, with_risk_retry
-from cocoa_integrations.llama_index import RiskCitationQueryEngine, RiskRetryQueryEngine
+from cocoa_integrations.llama_index import CocoaLLM, RiskCitationQueryEngine, RiskRetryQueryEngine
 from tests.helpers.reports import made_report, retry_plan
 
 ONLY_LANGCHAIN = ("question", "context", "format_documents", "return_documents", "prompt", "chat", "retriever")
@@ -149,3 +152,21 @@ def test_a_raw_mlds_is_compared_under_its_own_name() -> None:
     assert Limit(0.5, "f_mlds").reached(raw)
     with pytest.raises(ConfigError, match="no default threshold"):
         Limit(None, "f_mlds")
+
+
+def test_only_settings_that_are_used_are_computed() -> None:
+    options = dict(retry_plan())
+    assert RetryPlan(**{**options, "max_tries": 1, "alpha": 1e6}).steps == [{}]
+    many = RetryPlan(**{**options, "max_tries": 2000, "settings": [{"alpha": 5.0}]})
+    assert many.steps == [{}, *[{"alpha": 5.0}] * 1999]
+
+
+class NoNodes(BaseRetriever):
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return []
+
+
+def test_an_engine_can_be_sent_to_another_process() -> None:
+    llm = CocoaLLM(base_url="http://localhost:1/v1", context_window=100)
+    engine = RiskRetryQueryEngine(NoNodes(), llm, top_k_growth=1, alphas=[5.0], max_tries=2)
+    assert pickle.loads(pickle.dumps(engine)).retrieve(QueryBundle("a")) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from contextvars import ContextVar
 
@@ -109,3 +110,18 @@ async def test_cancellation_during_a_step_is_not_hidden() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     go_on.set()
+
+
+async def test_nothing_of_a_call_waits_for_the_garbage_collector() -> None:
+    runs, given = Runs(), Runs()
+    there = weakref.ref(given)
+    gc.disable()
+    try:
+        await in_worker(runs, lambda runs: None, given)
+        del given
+        for _ in range(200):  # the thread may still be on its way out of the call
+            if there() is not None:
+                await asyncio.sleep(0.01)
+        assert there() is None
+    finally:
+        gc.enable()

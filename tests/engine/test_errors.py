@@ -179,7 +179,7 @@ NO_CAUSAL_LM: dict[str, Callable[[], Any]] = {
     "2 decoder layer": lambda: tiny_model("llama", num_hidden_layers=2),
     "encoder-decoder": lambda: of_config(AutoModelForSeq2SeqLM, "t5", **T5),
     "no language-modelling head": lambda: AutoModel.from_config(tiny_model("llama").config),
-    "": lambda: of_config(AutoModel, "bert", intermediate_size=64),
+    "encoder-only": lambda: of_config(AutoModel, "bert", intermediate_size=64),
     "both directions": lambda: of_config(AutoModelForCausalLM, "bert", intermediate_size=64),
     "not a Hugging Face model": lambda: torch.nn.Linear(2, 2),
 }

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,13 +41,7 @@ def engine_with(tokenizer: str, architecture: str, draft_tokens: int) -> CocoaEn
 
 
 def first_stop(free: Generation, stops: Sequence[str], ids: Sequence[int], most: int) -> tuple[int, str] | None:
-    """After how many tokens of an answer without stops it stops, and the text before the stop; `None` if it does not.
-
-    Args:
-        stops: the stop texts.
-        ids: tokens at which it stops too.
-        most: the tokens that it may have.
-    """
+    """After how many tokens an answer without stops would stop, and the text before the stop; `None` if nowhere."""
     ends = [end for span in free.spans for end in span.token_ends]
     for number, (token_id, end) in enumerate(zip(free.token_ids, ends, strict=True), 1):
         text = free.text[:end]
@@ -153,21 +146,6 @@ def test_a_stop_in_a_grammar_only_cuts(engine: CocoaEngine) -> None:
     for stop in ('"', '",', "river", free.text[9:13]):
         stopped = engine.generate(PROMPTS["json"], max_new_tokens=24, logits_processor=grammar, stop=stop)
         assert_only_cut(stopped, free, [stop])
-
-
-def test_criteria_are_asked_of_the_answer_alone() -> None:
-    """Once for each token of the answer, in order: not of candidates that are dropped."""
-    engine = engine_with("byte-level", "llama", 6)
-    seen: list[list[int]] = []
-
-    def note(input_ids: torch.Tensor, scores: Any) -> bool:
-        seen.append(input_ids[0].tolist())
-        return False
-
-    prompt = list(range(5, 15))
-    answer = engine.generate(prompt, stopping_criteria=note, gamma=0.1, max_new_tokens=20)
-    assert answer.usage.risk_points > 1
-    assert seen == [[*prompt, *answer.token_ids[:count]] for count in range(1, len(answer.token_ids) + 1)]
 
 
 LONGEST = 20

@@ -41,15 +41,11 @@ def fuzz(examples: int = 25) -> settings:
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """What a call returns, or one of the package's own errors, checked to be one short line for a terminal.
-
-    Any other exception is raised, and fails the test.
-    """
+    """What a call returns, or one of the package's own errors, checked to be one short line for a terminal."""
     try:
         return call()
     except CocoaError as error:
-        refused = error
-    message = str(refused)
+        refused, message = error, str(error)
     assert type(refused) is not CocoaError
     assert 0 < len(message) <= MESSAGE_LIMIT, f"{len(message)} characters: {message[:200]!r}"
     assert not CONTROLS.search(message), repr(message)
@@ -105,9 +101,7 @@ def mutated(draw: st.DrawFn, good: bytes) -> bytes:
 def mutated_json(draw: st.DrawFn, good: Any, more: Mapping[str, Sequence[Any]] | None = None) -> Any:
     """A JSON value with one or two of its parts replaced, removed, renamed or nested deeply.
 
-    Args:
-        good: the value.
-        more: fields that it may have, each with values that it may have. If there are any, one is added half the time.
+    Half the time, one of the fields of ``more`` is added, with one of its values.
     """
     value = json.loads(json.dumps(good))
     for _ in range(draw(st.integers(1, 2))):
@@ -133,10 +127,9 @@ def mutated_json(draw: st.DrawFn, good: Any, more: Mapping[str, Sequence[Any]] |
 
 
 def each_change(good: Any) -> Iterator[tuple[str, Any]]:
-    """A JSON value with each of its parts replaced by each other kind of value, removed, or with a field more.
+    """What was changed, and a JSON value with that part replaced by another kind of value, removed or extended.
 
-    Yields:
-        What was changed, and the value. Of a list, the first and the last element are changed.
+    Of a list, the first and the last element are changed.
     """
     parts: list[tuple[str, Any, Any]] = [("the whole", None, None)]
     for parent, key in _places(good):
@@ -183,21 +176,15 @@ def _places(value: Any) -> Any:
 
 
 def broken(good: bytes) -> st.SearchStrategy[bytes]:
-    """A broken file: any bytes, or a good file that was changed."""
     return st.one_of(*[mutated(good)] * 3, st.binary(max_size=200))
 
 
 def broken_json(good: Any, more: Mapping[str, Sequence[Any]] | None = None) -> st.SearchStrategy[bytes]:
-    """A broken JSON file: a changed value four times out of five, otherwise changed or any bytes.
-
-    Args:
-        good, more: as for :func:`mutated_json`.
-    """
+    """A broken JSON file: a changed value (as of :func:`mutated_json`) four times out of five, else changed bytes."""
     return st.one_of(*[mutated_json(good, more).map(_dumped)] * 4, broken(_dumped(good)))
 
 
 def broken_lines(good: list[Any]) -> st.SearchStrategy[bytes]:
-    """The same as :func:`broken_json` for a file of JSON lines."""
 
     def joined(rows: Any) -> bytes:
         return b"\n".join(map(_dumped, rows if isinstance(rows, list) else [rows])) + b"\n"

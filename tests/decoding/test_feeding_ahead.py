@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, StoppingCriteria
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
 from cocoa_engine.decoding import task
@@ -56,30 +56,19 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-class Sees(LogitsProcessor):
-    """Notes every prefix it is asked about; what it does depends on what it has seen, as a grammar's state does."""
+def sees(seen: list[list[int]]) -> Callable[..., torch.Tensor]:
+    """A processor whose work depends on what it has seen, as a grammar's state does."""
 
-    def __init__(self) -> None:
-        self.seen: list[list[int]] = []
+    def process(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.append(input_ids[0].tolist())
+        return scores.index_fill(1, torch.tensor([7 * len(seen) % VOCAB_SIZE]), -torch.inf)
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.seen.append(input_ids[0].tolist())
-        banned = (7 * len(self.seen)) % VOCAB_SIZE
-        scores = scores.clone()
-        scores[:, banned] = -torch.inf
-        return scores
+    return process
 
 
-class Notes(StoppingCriteria):
-    """Notes what it is asked about; ends the text at some tokens."""
-
-    def __init__(self, ends: Sequence[int] = ()) -> None:
-        self.ends = set(ends)
-        self.seen: list[list[int]] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> bool:
-        self.seen.append(input_ids[0].tolist())
-        return self.seen[-1][-1] in self.ends
+def ends_at(token_ids: Sequence[int], seen: list[list[int]]) -> Callable[..., bool]:
+    """A criterion that notes what it is asked about."""
+    return lambda input_ids, scores: seen.append(input_ids[0].tolist()) or seen[-1][-1] in token_ids
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -143,9 +132,9 @@ def test_an_end_inside_of_a_guess(boundary: str, one_by_one: Any) -> None:
         model.generation_config.eos_token_id = [0, last]
         same({})
         model.generation_config.eos_token_id = 0
-        criteria = [Notes([last]), Notes([last])]
-        same(*({"stopping_criteria": each} for each in criteria))
-        assert criteria[0].seen == criteria[1].seen
+        seen_by: list[list[list[int]]] = [[], []]
+        same(*({"stopping_criteria": ends_at([last], each)} for each in seen_by))
+        assert seen_by[0] == seen_by[1] != []
         if stop := tiny_tokenizer().decode([last]).strip("�"):
             same({"stop": (stop,)})
 
@@ -171,9 +160,9 @@ def test_nothing_is_fed_beyond_the_last_branches(boundary: str, max_new_tokens: 
 def test_a_processor_sees_each_prefix_once_in_order_and_no_guess() -> None:
     """Greedy: exactly the answer's own prefixes."""
     engine = engine_of(repetitive(), draft_tokens=6)
-    processor = Sees()
-    answer = engine.generate(prompt(3), method="greedy", max_new_tokens=30, logits_processor=processor)
-    assert processor.seen == [[*prompt(3), *answer.token_ids[:length]] for length in range(len(answer.token_ids))]
+    prefixes: list[list[int]] = []
+    answer = engine.generate(prompt(3), method="greedy", max_new_tokens=30, logits_processor=sees(prefixes))
+    assert prefixes == [[*prompt(3), *answer.token_ids[:length]] for length in range(len(answer.token_ids))]
     assert answer.usage.fed_tokens > len(answer.token_ids) > answer.usage.forward_passes - 1
 
 
@@ -186,9 +175,9 @@ def test_processors_and_criteria_are_asked_the_same(boundary: Any, one_by_one: A
 
     def generate(draft_tokens: int) -> Generation:
         config = CocoaConfig(max_new_tokens=30, gamma=0.1, span_boundary=boundary)
-        callables = {"logits_processor": Sees(), "stopping_criteria": Notes()}
+        asked.append(([], []))
+        callables = {"logits_processor": sees(asked[-1][0]), "stopping_criteria": ends_at([], asked[-1][1])}
         answer = engine_of(model, draft_tokens=draft_tokens).generate(prompt(4), config=config, **callables)
-        asked.append([each.seen for each in callables.values()])
         beginnings = [[*prompt(4), *answer.token_ids[: n + 1]] for n in range(len(answer.token_ids))]
         assert asked[-1][1] == beginnings  # criteria are not asked of candidates that are dropped
         return answer
@@ -197,6 +186,7 @@ def test_processors_and_criteria_are_asked_the_same(boundary: Any, one_by_one: A
     assert_alike(actual, expected)
     assert asked[0] == asked[1]
     assert actual.usage.fed_tokens > expected.usage.fed_tokens
+    assert actual.usage.risk_points > 1
 
 
 def test_an_answer_over_a_context_takes_fewer_passes_than_tokens(
@@ -225,7 +215,7 @@ def test_nothing_is_guessed_after_an_end(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(PromptLookup, "guess", noted)
     answer = engine_of(model, draft_tokens=5).generate(
-        prompt(1), method="greedy", max_new_tokens=30, stopping_criteria=Notes([last])
+        prompt(1), method="greedy", max_new_tokens=30, stopping_criteria=ends_at([last], [])
     )
     assert answer.finish_reason == "stop"
     assert (answer.token_ids[0],) in asked

@@ -162,17 +162,16 @@ def test_every_rule_ranks_equally_long_candidates_as_the_sum_does(length, seed, 
     )
 
 
-def test_the_penalty_of_many_spans_is_that_of_each():
-    lengths = np.array([1.0, 4.0, 7.0])
+@given(st.lists(log_probs, min_size=1, max_size=20))
+def test_log_p_of_a_span_is_its_sum_by_the_penalty_which_may_be_that_of_many_lengths(token_log_probs):
+    lengths = np.arange(1.0, len(token_log_probs) + 1)
     for rule in RULES:
-        alone = [equations.length_penalty(n, rule) for n in lengths.tolist()]
+        alone = [equations.length_penalty(length, rule) for length in lengths.tolist()]
         assert equations.length_penalty(lengths, rule) == pytest.approx(alone)
-        for n, penalty in zip(range(1, 8, 3), alone, strict=True):
-            log_probs_of_span = [-0.5 * at for at in range(1, n + 1)]
-            assert equations.span_log_prob(log_probs_of_span, rule) == pytest.approx(sum(log_probs_of_span) / penalty)
-        assert alone == {"sum": [1.0] * 3, "mean": [1.0, 4.0, 7.0]}.get(rule, alone)
-        same = equations.rule_without_rivals(rule)
-        assert equations.span_log_prob([-0.5, -2.0], rule) == equations.span_log_prob([-0.5, -2.0], same)
+        assert alone == {"sum": [1.0] * len(lengths), "mean": lengths.tolist()}.get(rule, alone)
+        log_prob = equations.span_log_prob(token_log_probs, rule)
+        assert log_prob == pytest.approx(math.fsum(token_log_probs) / alone[-1], abs=1e-9)
+        assert log_prob == equations.span_log_prob(token_log_probs, equations.rule_without_rivals(rule))
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8))
@@ -195,16 +194,18 @@ def test_only_greedy_decoding_ends_the_answer_under_greedy_end(ended):
         (-3.0, 1.5, 0.0, -3.0, -3.0),
     ],
 )
-def test_scores_by_hand_of_numbers_and_tensors(log_prob, mlds, alpha, cocoa, cocoa_sig):
-    for score, expected in ((equations.cocoa, cocoa), (equations.cocoa_sig, cocoa_sig)):
-        assert score(log_prob, mlds, alpha) == pytest.approx(expected, abs=1e-12)
-        of_tensors = score(*(torch.tensor([value] * 2, dtype=torch.float64) for value in (log_prob, mlds)), alpha)
-        assert of_tensors.tolist() == pytest.approx([expected] * 2, abs=1e-12)
+def test_scores_by_hand(log_prob, mlds, alpha, cocoa, cocoa_sig):
+    assert equations.cocoa(log_prob, mlds, alpha) == pytest.approx(cocoa, abs=1e-12)
+    assert equations.cocoa_sig(log_prob, mlds, alpha) == pytest.approx(cocoa_sig, abs=1e-12)
 
 
-@given(log_probs, mldss, alphas)
-def test_each_method_ranks_by_its_equation(log_prob, mlds, alpha):
-    assert all(method.score(log_prob, mlds, 0.0) == log_prob for method in METHODS.values())
-    assert METHODS["greedy"].score(log_prob, mlds, alpha) == log_prob
-    assert METHODS["cocoa"].score(log_prob, mlds, alpha) == equations.cocoa(log_prob, mlds, alpha)
-    assert METHODS["cocoa-sig"].score(log_prob, mlds, alpha) == equations.cocoa_sig(log_prob, mlds, alpha)
+@given(st.lists(st.tuples(log_probs, mldss), min_size=1, max_size=6), alphas)
+def test_each_method_ranks_by_its_equation_and_scores_of_tensors_are_those_of_numbers(candidates, alpha):
+    tensors = torch.tensor(candidates, dtype=torch.float64).unbind(-1)
+    for name, score in (("cocoa", equations.cocoa), ("cocoa-sig", equations.cocoa_sig)):
+        expected = [score(*candidate, alpha) for candidate in candidates]
+        assert [METHODS[name].score(*candidate, alpha) for candidate in candidates] == expected
+        torch.testing.assert_close(score(*tensors, alpha), torch.tensor(expected, dtype=torch.float64))
+    for log_prob, mlds in candidates:
+        assert METHODS["greedy"].score(log_prob, mlds, alpha) == log_prob
+        assert all(method.score(log_prob, mlds, 0.0) == log_prob for method in METHODS.values())

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import platform
-import subprocess
-import sys
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 
 from cocoa_engine.memory import OF_COMMANDS, collector_paused, release_free_memory
-from tests.helpers.processes import LIMIT
+from tests.helpers.processes import python
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +40,7 @@ def test_it_is_off_meanwhile_and_then_as_before() -> None:
 
 
 PROGRAM = """
-import gc
+import gc, sys
 from cocoa_engine.memory import collector_paused
 frozen = {frozen}
 if frozen:
@@ -59,15 +58,13 @@ if not frozen and sys.version_info < (3, 14):
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_what_was_made_counts_as_old_and_what_was_frozen_stays_so(frozen: bool) -> None:
-    subprocess.run([sys.executable, "-c", "import sys" + PROGRAM.format(frozen=frozen)], check=True, timeout=LIMIT)
+    python(PROGRAM.format(frozen=frozen))
 
 
 def test_commands_collect_seldom() -> None:
     program = "import gc, sys; sys.argv = ['cocoa', '--version']\nfrom cocoa_engine.cli import main\n"
     program += "try:\n    main()\nfinally:\n    print(gc.get_threshold())"
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=LIMIT)
-    printed = done.stdout
-    assert printed.splitlines()[-1] == str(OF_COMMANDS)
+    assert python(program).splitlines()[-1] == str(OF_COMMANDS)
 
 
 FREED = """
@@ -91,17 +88,11 @@ print(before - held, held - resident())
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 def test_what_was_freed_goes_back() -> None:
-    run = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True, timeout=LIMIT)
-    without, more = map(int, run.stdout.split())
+    without, more = map(int, python(FREED).split())
     assert without < 20_000_000 < more
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
-    assert not release_free_memory()
-
-    def windows(_: None) -> None:
-        raise TypeError("bad argument type")
-
-    monkeypatch.setattr("ctypes.CDLL", windows)
-    assert not release_free_memory()
+    for library in (Mock(return_value=object()), Mock(side_effect=TypeError("bad argument type"))):  # as on Windows
+        monkeypatch.setattr("ctypes.CDLL", library)
+        assert not release_free_memory()

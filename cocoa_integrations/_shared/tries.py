@@ -96,7 +96,9 @@ class RetryPlan(BaseModel):
     def steps(self) -> list[Mapping[str, Any]]:
         """The settings that each attempt changes, the first one none. By default alpha is doubled each time."""
         doubled = (self.alpha * 2**number for number in range(1, self.max_tries))  # not computed beside others
-        values = self.settings or [{"alpha": CocoaConfig(alpha=alpha).alpha} for alpha in self.alphas or doubled]
+        values = [*(self.settings or ())] or [
+            {"alpha": CocoaConfig(alpha=alpha).alpha} for alpha in self.alphas or doubled
+        ]
         return [{}, *[*values, *values[-1:] * self.max_tries][: self.max_tries - 1]]
 
     @property

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from cocoa_engine import Cancellation, CocoaEngine, CocoaError, Generation, PromptError, RequestCancelledError, Span
+from tests.helpers.alike import answers
 from tests.helpers.engines import endless, prompt
 from tests.helpers.in_threads import together
 from tests.helpers.inside import assert_idle
 
-JOBS = 96
+JOBS = 48
 TOKENS = 10
 
 
@@ -39,24 +40,14 @@ def generated(engine: CocoaEngine, seed: int) -> Generation:
     return engine.generate(prompt(seed), max_new_tokens=TOKENS)
 
 
-def streamed(engine: CocoaEngine, seed: int) -> Generation | None:
-    stream = engine.stream(prompt(seed), max_new_tokens=TOKENS)
-    list(stream)
-    return stream.generation
-
-
 def batched(engine: CocoaEngine, seed: int) -> Generation:
-    _, answer = engine.generate_batch(["\ud800", prompt(seed)], max_new_tokens=TOKENS, return_exceptions=True)
-    return answer
+    prompts = ["\ud800", prompt(seed)]
+    return engine.generate_batch(prompts, max_new_tokens=TOKENS, return_exceptions=True)[1]
 
 
 def closed_early(engine: CocoaEngine, seed: int) -> None:
     with engine.stream(prompt(seed), max_new_tokens=1000) as stream:
         next(stream)
-
-
-def abandoned(engine: CocoaEngine, seed: int) -> Span:
-    return next(engine.stream(prompt(seed), max_new_tokens=1000))
 
 
 def cancelled(engine: CocoaEngine, seed: int) -> Any:
@@ -75,34 +66,24 @@ def cancelled_at_once(engine: CocoaEngine, seed: int) -> Any:
     return list(engine.stream(prompt(seed), max_new_tokens=5000, cancellation=cancellation))
 
 
-def failed(engine: CocoaEngine, seed: int) -> Any:
-    return engine.generate(prompt(seed), max_new_tokens=200, logits_processor=[raising(seed % 9)])
-
-
-def failed_at_a_criterion(engine: CocoaEngine, seed: int) -> Any:
-    return list(engine.stream(prompt(seed), max_new_tokens=200, stopping_criteria=[raising(0)]))
-
-
-def with_bad_settings(engine: CocoaEngine, seed: int) -> Any:
-    bad: list[dict[str, Any]] = [{"gamma": 2.0}, {"max_new_tokens": 0}, {"nonsense": 1}, {"stop": [5]}, {"method": "x"}]
-    return engine.generate(prompt(seed), **bad[seed % len(bad)])
-
-
-def with_a_bad_prompt(engine: CocoaEngine, seed: int) -> Any:
-    bad: list[Any] = ["", None, [10**6], "\ud800", [5] * 10_000]
-    return engine.generate(bad[seed % len(bad)])
-
-
-ANSWERED = (generated, streamed, batched)
-FAULTS: dict[Callable[..., Any], type] = {
+SETTINGS = {"gamma": 2.0, "max_new_tokens": 0, "nonsense": 1, "stop": [5], "method": "x"}
+BAD_SETTINGS = [{name: value} for name, value in SETTINGS.items()]
+BAD_PROMPTS: list[Any] = ["", None, [10**6], "\ud800", [5] * 10_000]
+ANSWERED: dict[Callable[..., Any], type] = {
+    generated: Generation,
+    lambda engine, seed: answers(engine.stream(prompt(seed), max_new_tokens=TOKENS))[0]: Generation,
+    batched: Generation,
+}
+KINDS: dict[Callable[..., Any], type] = {
+    **ANSWERED,
     closed_early: type(None),
-    abandoned: Span,
+    lambda engine, seed: next(engine.stream(prompt(seed), max_new_tokens=1000)): Span,
     cancelled: RequestCancelledError,
     cancelled_at_once: RequestCancelledError,
-    failed: RaisedError,
-    failed_at_a_criterion: RaisedError,
-    with_bad_settings: CocoaError,
-    with_a_bad_prompt: PromptError,
+    lambda engine, seed: engine.generate(prompt(seed), logits_processor=[raising(seed % 9)]): RaisedError,
+    lambda engine, seed: list(engine.stream(prompt(seed), stopping_criteria=[raising(0)])): RaisedError,
+    lambda engine, seed: engine.generate(prompt(seed), **BAD_SETTINGS[seed % 5]): CocoaError,
+    lambda engine, seed: engine.generate(BAD_PROMPTS[seed % 5]): PromptError,
 }
 
 
@@ -113,12 +94,12 @@ def test_faults_do_not_reach_other_calls(max_batch_size: int) -> None:
     expected = {seed: generated(engine, seed).text for seed in range(6)}
     threads = set(threading.enumerate())
     dice = random.Random(max_batch_size)
-    jobs = [(kind, dice.randrange(6)) for kind in dice.choices([*ANSWERED, *FAULTS], k=JOBS // 2)]
+    jobs = [(kind, dice.randrange(6)) for kind in dice.choices([*KINDS], k=JOBS)]
     calls = [partial(kind, engine, seed) for kind, seed in jobs]
     outcomes = [outcome for start in range(0, len(calls), 16) for outcome in together(calls[start : start + 16])]
-    assert {kind for kind, _ in jobs} == {*ANSWERED, *FAULTS}
+    assert {kind for kind, _ in jobs} == KINDS.keys()
     for (kind, seed), outcome in zip(jobs, outcomes, strict=True):
-        assert isinstance(outcome, FAULTS.get(kind, Generation)), (kind.__name__, outcome)
+        assert isinstance(outcome, KINDS[kind]), outcome
         if kind in ANSWERED:
             assert outcome.text == expected[seed]
     assert_idle(engine)

@@ -1,8 +1,9 @@
-"""Prompts and JSON schemas of any form: an answer, or one short error, and the engine answers the next call."""
+"""Prompts and JSON schemas of any form: an answer, or one short error with every control character shown."""
 
 from __future__ import annotations
 
 import json
+import pickle
 from functools import partial
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cocoa_engine import CocoaEngine, CocoaError, Generation, PromptError
+from cocoa_engine import CocoaEngine, CocoaError, DataError, Generation, PromptError
+from cocoa_engine.risk import CalibrationWarning
 from tests.helpers.engines import endless, prompt
-from tests.helpers.mutations import ESCAPES, fuzz, mutated_json, outcome
+from tests.helpers.mutations import CONTROLS, ESCAPES, MESSAGE_LIMIT, fuzz, mutated_json, outcome
 from tests.helpers.tiny_models import VOCAB_SIZE, sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 
 
@@ -22,16 +24,12 @@ def tiny() -> CocoaEngine:
 
 
 @pytest.fixture(scope="module")
-def pieces() -> CocoaEngine:
-    return CocoaEngine(tiny_model("llama", seed=2), sentencepiece_like_tokenizer())
-
-
-@pytest.fixture(scope="module")
 def tiny_with_end() -> CocoaEngine:
     pytest.importorskip("llguidance")
     return CocoaEngine(tiny_model("llama"), tiny_tokenizer())
 
 
+PIECES = CocoaEngine(tiny_model("llama", seed=2), sentencepiece_like_tokenizer())
 PROMPTS = st.one_of(
     st.text(max_size=60),
     st.text(st.characters(categories=("Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Mn")), max_size=30),
@@ -50,8 +48,8 @@ PROMPTS = st.one_of(
 @example("\ud800", "batch")
 @example("", "batch")
 @example("a" * 20_000, "stream")
-def test_prompts(tiny: CocoaEngine, pieces: CocoaEngine, given_prompt: Any, kind: str) -> None:
-    for engine in (tiny, pieces):
+def test_prompts(tiny: CocoaEngine, given_prompt: Any, kind: str) -> None:
+    for engine in (tiny, PIECES):
         both = [prompt(1), given_prompt]
         calls: dict[str, Any] = {
             "generate": partial(engine.generate, given_prompt, max_new_tokens=3),
@@ -144,3 +142,30 @@ def test_changed_schemas(tiny_with_end: CocoaEngine, schema: Any) -> None:
     found = outcome(lambda: constrained(tiny_with_end, schema))
     if isinstance(found, Generation) and found.finish_reason == "eos":
         json.loads(found.text)
+
+
+# --- messages that quote foreign text
+
+TEXTS = st.one_of(
+    st.text(),
+    st.text(alphabet=ESCAPES + "\u202b\u2069a"),
+    st.text(alphabet="a\ud800\udcff"),
+    st.sampled_from(["\u202e" * 5000, "x" * 10**6 + "\x1b" * 700]),
+)
+
+
+@fuzz(50)
+@given(st.lists(TEXTS, min_size=1, max_size=3))
+def test_any_text_in_a_message(texts: list[str]) -> None:
+    for message in (str(DataError("; ".join(texts))), str(CalibrationWarning.of(texts))):
+        assert len(message) <= MESSAGE_LIMIT
+        assert not CONTROLS.search(message)
+        message.encode()
+
+
+def test_the_end_of_a_long_message_stays() -> None:
+    error = DataError("\u202e" * 5000 + " is too long; shorten it")
+    message = str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == message
+    assert message.startswith("<U+202E>")
+    assert message.endswith("; shorten it")

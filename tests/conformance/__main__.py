@@ -13,7 +13,6 @@ from tests.conformance.tools import ROOT, SuiteError, Tools
 
 
 def main() -> int:
-    """Run the suites and print one line for each."""
     parser = argparse.ArgumentParser(description="Suites that others wrote, against this server.")
     parser.add_argument("suites", nargs="*", choices=[*SUITES, []], help="default: all")
     parser.add_argument("--environment", type=Path, default=ROOT / ".venv-conformance", help="with requirements.txt")

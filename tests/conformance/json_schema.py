@@ -21,12 +21,8 @@ from tests.conformance.tools import SuiteError, Tools
 from tests.helpers.structured import engine_for_schemas
 
 DRAFTS: dict[str, Any] = {
-    "draft2020-12": jsonschema.Draft202012Validator,
-    "draft2019-09": jsonschema.Draft201909Validator,
-    "draft7": jsonschema.Draft7Validator,
-    "draft6": jsonschema.Draft6Validator,
-    "draft4": jsonschema.Draft4Validator,
-    "draft3": jsonschema.Draft3Validator,
+    f"draft{name}": getattr(jsonschema, f"Draft{name.replace('-', '')}Validator")
+    for name in ("2020-12", "2019-09", "7", "6", "4", "3")
 }
 WALKS = 4
 """Answers to each schema."""
@@ -35,7 +31,6 @@ LONGEST = 120
 
 
 def run_json_schema(tools: Tools) -> str:
-    """All schemas of all drafts."""
     counts = Counter[str]()
     for draft in DRAFTS:
         for schema in schemas_of(tools.source("jsonschema"), draft):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.conformance import harness, json_schema, templates, vocabularies
+from tests.conformance import harness, json_schema, llama_cpp_files
 from tests.conformance.tools import INSTALL, SuiteError, Tools, run, served
 
 OPENAI_NAMES = ("SmolLM2-135M-Instruct", "gpt-6-astra", "gpt-3.5-turbo-instruct")
@@ -31,7 +31,7 @@ def openai_python(tools: Tools) -> str:
     """openai-python's own tests of chat, completions and models, with strict validation of responses."""
     source = tools.source("openai")
     folder = source / "tests" / "api_resources"
-    with served(max_new_tokens=8, served_names=OPENAI_NAMES) as address:
+    with served(*(f"--served-model-name={name}" for name in OPENAI_NAMES), max_new_tokens=8) as address:
         return tools.pytest(
             "openai-python",
             source,
@@ -49,7 +49,7 @@ def llama_cpp(tools: Tools) -> str:
     with served() as address:
         files = [f"unit/{name}" for name in LLAMA_CPP_FILES]
         open_ = of_suite(*files, only=LLAMA_CPP_TESTS, PORT=address.rpartition(":")[2])
-    with served(api_keys=[LLAMA_CPP_KEY]) as address:
+    with served(f"--api-key={LLAMA_CPP_KEY}") as address:
         keys = of_suite("unit/test_security.py", PORT=address.rpartition(":")[2])
     return f"{open_}; with a key: {keys}"
 
@@ -57,7 +57,7 @@ def llama_cpp(tools: Tools) -> str:
 def schemathesis(tools: Tools) -> str:
     """Requests made up from the OpenAPI document: none of them makes the server fail."""
     schemathesis = str(Path(tools.python).with_name("schemathesis"))
-    with served(max_new_tokens=2, max_answer_tokens=64) as address:
+    with served("--max-answer-tokens=64", max_new_tokens=2) as address:
         command = [schemathesis, "run", f"{address}/openapi.json", "--checks", "not_a_server_error", "--no-color"]
         limits = ["--max-time", str(SCHEMATHESIS_SECONDS), "--request-timeout", "60"]
         begun = time.monotonic()
@@ -68,7 +68,6 @@ def schemathesis(tools: Tools) -> str:
 
 
 def litellm(tools: Tools) -> str:
-    """What litellm keeps of the risk."""
     folder = tools.folder / "litellm"
     folder.mkdir(exist_ok=True)
     shutil.copy(Path(__file__).parent / LITELLM_CHECKS, folder)  # away from the project's own tests and their settings
@@ -99,6 +98,6 @@ SUITES: dict[str, Callable[[Tools], str]] = {
     "litellm": litellm,
     "npm": npm,
     "json-schema": json_schema.run_json_schema,
-    "templates": templates.run_templates,
-    "vocabularies": vocabularies.run_vocabularies,
+    "templates": llama_cpp_files.run_templates,
+    "vocabularies": llama_cpp_files.run_vocabularies,
 }

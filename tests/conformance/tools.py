@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 from xml.etree import ElementTree
@@ -93,30 +91,27 @@ class Tools:
 
 def counts_of(report: Path) -> dict[str, int]:
     """The numbers of tests in a report of pytest, by outcome."""
-    suites = ElementTree.parse(report).iter("testsuite")
-    counts = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
-    for suite in suites:
-        for name in counts:
-            counts[name] += int(suite.get(name, 0))
-    return counts
+    suites = list(ElementTree.parse(report).iter("testsuite"))
+    names = ("tests", "failures", "errors", "skipped")
+    return {name: sum(int(suite.get(name, 0)) for suite in suites) for name in names}
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 @contextmanager
-def served(*, max_new_tokens: int = 24, **settings: Any) -> Iterator[str]:
-    """The address, without a path, of a server in a process of its own, which ends with the block."""
+def served(*options: str, max_new_tokens: int = 24) -> Iterator[str]:
+    """The address, without a path, of a server in a process of its own, which ends with the block.
+
+    Requests that name no limit get few tokens: no suite waits for long answers.
+    """
     port = free_port()
-    options = {"port": port, "max_new_tokens": max_new_tokens, "shutdown_timeout": 0, **settings}
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.conformance.serve", json.dumps(options)], cwd=ROOT, env=environment
-    )
+    command = [sys.executable, "-m", "cocoa_engine.cli", "serve", f"--port={port}", "--dtype=float32", *options]
+    command += [f"--max-new-tokens={max_new_tokens}", "--shutdown-timeout=0"]
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     address = f"http://127.0.0.1:{port}"
     try:
         _wait_for(address, process)
@@ -142,11 +137,10 @@ def _wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
     raise SuiteError("the server does not answer")
 
 
-def run(command: Sequence[str], *, limit: int, cwd: Path = ROOT, environment: Mapping[str, str] | None = None) -> str:
+def run(command: Sequence[str], *, limit: int, cwd: Path) -> str:
     """Run a command and return its output, or raise an error with the end of it."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    variables = {**os.environ, **(environment or {})}
-    result = subprocess.run(command, cwd=cwd, env=variables, timeout=limit, check=False, **streams)
+    result = subprocess.run(command, cwd=cwd, timeout=limit, check=False, **streams)
     if result.returncode:
         raise SuiteError(f"{command[0]} ended with {result.returncode}:\n{result.stdout[-6000:]}")
     return result.stdout

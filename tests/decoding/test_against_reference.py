@@ -1,18 +1,22 @@
-"""The engine decodes as the naive reference does: tokens, spans, candidates, choices and figures."""
+"""The engine decodes as the naive reference does: tokens, spans, candidates, choices and figures.
+
+``gamma = 1`` and ``method="greedy"`` are plain greedy decoding: ``model.generate(do_sample=False)`` to the token.
+"""
 
 from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from transformers import (
-    LogitsProcessor,
     LogitsProcessorList,
     NoRepeatNGramLogitsProcessor,
+    PreTrainedModel,
     RepetitionPenaltyLogitsProcessor,
 )
 
@@ -101,6 +105,8 @@ def test_grid_on_tiny_models(architecture, settings, number):
     stream = engine.stream(prompt, config=config)
     assert list(stream) == answer.spans
     assert stream.generation == answer
+    candidates = [candidate for span in answer.spans for candidate in span.candidates]
+    assert all(candidate.ends_answer == (candidate.token_ids[-1] == EOS) for candidate in candidates)
 
 
 @pytest.mark.slow
@@ -201,25 +207,20 @@ def test_branches_are_sampled_from_softmax_of_score_by_temperature():
         assert abs(share - p) < 4 * (p * (1 - p) / draws) ** 0.5
 
 
-class Ban(LogitsProcessor):
-    """Some tokens never come."""
-
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = tokens
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+def forbids(tokens: list[int]) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def process(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         assert input_ids.shape[0] == scores.shape[0] == 1
-        scores = scores.clone()
-        scores[:, self.tokens] = -torch.inf
-        return scores
+        return scores.index_fill(1, torch.tensor(tokens), -torch.inf)
+
+    return process
 
 
 EVEN = list(range(4, VOCAB_SIZE, 2))
 PROCESSORS = {
     "repetition penalty": [RepetitionPenaltyLogitsProcessor(1.7)],
     "no repeated pair": [NoRepeatNGramLogitsProcessor(2)],
-    "banned tokens": [Ban(EVEN)],
-    "all three": [RepetitionPenaltyLogitsProcessor(1.3), NoRepeatNGramLogitsProcessor(2), Ban(EVEN[::3])],
+    "banned tokens": [forbids(EVEN)],
+    "all three": [RepetitionPenaltyLogitsProcessor(1.3), NoRepeatNGramLogitsProcessor(2), forbids(EVEN[::3])],
 }
 
 
@@ -234,6 +235,76 @@ def test_logits_processors_act_on_every_branch(architecture, name):
     batch = engine.generate_batch(prompts, config=config, logits_processor=processors)
     for prompt, from_batch in zip(prompts, batch, strict=True):
         compare(engine, forward, config, prompt, from_batch, logits_processor=processors)
+
+
+GREEDY: list[dict[str, Any]] = [{"gamma": 1.0}, {"max_candidates": 1}, {"method": "greedy"}]
+
+GENERATION_CONFIGS: dict[str, dict[str, Any]] = {
+    "repetition penalty": {"repetition_penalty": 1.4},
+    "several end tokens": {"eos_token_id": [EOS, *range(3, VOCAB_SIZE, 9)]},
+    "no repeated pairs": {"no_repeat_ngram_size": 2},
+    "at least so many tokens": {"eos_token_id": [EOS, *range(3, VOCAB_SIZE, 3)], "min_new_tokens": 7},
+    "suppressed tokens": {"suppress_tokens": list(range(3, VOCAB_SIZE, 2))},
+    "suppressed at the beginning": {"begin_suppress_tokens": list(range(3, VOCAB_SIZE, 2))},
+    "banned words": {"bad_words_ids": [[token] for token in range(4, VOCAB_SIZE, 3)]},
+    "all at once": {
+        "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 3,
+        "eos_token_id": [EOS, *range(3, VOCAB_SIZE, 9)],
+        "min_new_tokens": 3,
+        "suppress_tokens": [EOS + 3, EOS + 5],
+    },
+    "sampling defaults, which greedy ignores": {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20},
+}
+
+
+def plain_greedy(model: PreTrainedModel, prompt: list[int], max_new_tokens: int) -> list[int]:
+    """What transformers itself generates after the prompt."""
+    ids = torch.tensor([prompt])
+    output = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=1, max_new_tokens=max_new_tokens
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+def greedy_prompts() -> list[list[int]]:
+    return [random_prompt(seed, length) for seed, length in enumerate([1, 6, 30])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_tiny_models(architecture):
+    model = tiny_model(architecture, seed=2)
+    engine = CocoaEngine(model, tiny_tokenizer())
+    prompts = greedy_prompts()
+    expected = [plain_greedy(model, prompt, 16) for prompt in prompts]
+    for settings in GREEDY:
+        assert engine.generate(prompts[1], max_new_tokens=16, **settings).token_ids == expected[1]
+        batch = engine.generate_batch(prompts, max_new_tokens=16, **settings)
+        assert [answer.token_ids for answer in batch] == expected
+        assert [answer.usage.risk_points for answer in batch] == [0, 0, 0]
+        assert {span.kind for answer in batch for span in answer.spans} == {"greedy"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GENERATION_CONFIGS)
+def test_greedy_by_generation_configs(name):
+    model = tiny_model("llama", seed=2)
+    without = [plain_greedy(model, prompt, 20) for prompt in greedy_prompts()]
+    model.generation_config.update(**GENERATION_CONFIGS[name])
+    engine = CocoaEngine(model, tiny_tokenizer())
+    expected = [plain_greedy(model, prompt, 20) for prompt in greedy_prompts()]
+    assert (expected != without) is not name.startswith("sampling"), "the case shows nothing"
+    assert [engine.generate(p, max_new_tokens=20, gamma=1.0).token_ids for p in greedy_prompts()] == expected
+    batch = engine.generate_batch(greedy_prompts(), max_new_tokens=20, gamma=1.0)
+    assert [answer.token_ids for answer in batch] == expected
+
+
+@pytest.mark.parametrize("name", ["question", "code", "emoji", "russian"])
+def test_greedy_real_model(float32_engine, name):
+    expected = plain_greedy(float32_engine.model, float32_engine.tokenizer(PROMPTS[name]).input_ids, 16)
+    for settings in GREEDY:
+        assert float32_engine.generate(PROMPTS[name], max_new_tokens=16, **settings).token_ids == expected
 
 
 def test_hardly_any_case_is_on_a_knife_edge():

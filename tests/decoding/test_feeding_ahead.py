@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, StoppingCriteria
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
 from cocoa_engine.decoding import task
@@ -17,7 +17,8 @@ from cocoa_engine.decoding.request import FREE_LEAVES
 from cocoa_engine.decoding.speculation import Guess, PromptLookup
 from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.forward.base import Segment
-from tests.helpers.alike import assert_alike
+from tests.helpers.alike import assert_alike, assert_all_alike
+from tests.helpers.engines import engine_of, prompt
 from tests.helpers.forward_passes import record, steps
 from tests.helpers.prompts import chat
 from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
@@ -43,15 +44,6 @@ def repetitive(architecture: str = "llama", seed: int = 0) -> Any:
     return model
 
 
-def prompt(seed: int, length: int = 10) -> list[int]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(20, VOCAB_SIZE, (length,), generator=generator).tolist()
-
-
-def engine_of(model: Any, draft_tokens: int = 5) -> CocoaEngine:
-    return CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(draft_tokens=draft_tokens, prefix_cache_mb=0))
-
-
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a function run with no free rows beyond the tokens that must be fed."""
@@ -64,41 +56,27 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-class Sees(LogitsProcessor):
-    """Notes every prefix it is asked about; what it does depends on what it has seen, as a grammar's state does."""
+def sees(seen: list[list[int]]) -> Callable[..., torch.Tensor]:
+    """A processor whose work depends on what it has seen, as a grammar's state does."""
 
-    def __init__(self) -> None:
-        self.seen: list[list[int]] = []
+    def process(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.append(input_ids[0].tolist())
+        return scores.index_fill(1, torch.tensor([7 * len(seen) % VOCAB_SIZE]), -torch.inf)
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.seen.append(input_ids[0].tolist())
-        banned = (7 * len(self.seen)) % VOCAB_SIZE
-        scores = scores.clone()
-        scores[:, banned] = -torch.inf
-        return scores
+    return process
 
 
-class Notes(StoppingCriteria):
-    """Notes what it is asked about; ends the text at some tokens."""
-
-    def __init__(self, ends: Sequence[int] = ()) -> None:
-        self.ends = set(ends)
-        self.seen: list[list[int]] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> bool:
-        self.seen.append(input_ids[0].tolist())
-        return self.seen[-1][-1] in self.ends
+def ends_at(token_ids: Sequence[int], seen: list[list[int]]) -> Callable[..., bool]:
+    """A criterion that notes what it is asked about."""
+    return lambda input_ids, scores: seen.append(input_ids[0].tolist()) or seen[-1][-1] in token_ids
 
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "greedy": {"method": "greedy"},
     "candidate spans": {"method": "cocoa", "metric": "con_mlds", "gamma": 0.1, "max_candidates": 4},
-    "mean": {"span_log_prob": "mean", "gamma": 0.1, "max_span_tokens": 5},
-    "common length": {"span_log_prob": "common_length", "gamma": 0.1, "max_span_tokens": 5},
-    "end by its mean": {"span_log_prob": "end_mean", "gamma": 0.1, "max_span_tokens": 5, "stop": ("a", "er")},
-    "end as greedy": {"span_log_prob": "greedy_end", "gamma": 0.1, "max_span_tokens": 5, "stop": ("a", "er")},
-    "length penalty": {"span_log_prob": "gnmt", "gamma": 0.1, "max_span_tokens": 5},
+    **{rule: {"span_log_prob": rule} for rule in ("mean", "common_length", "gnmt")},
+    **{rule: {"span_log_prob": rule, "stop": ("a", "er")} for rule in ("end_mean", "greedy_end")},
     "sampled": {"temperature": 3.0, "seed": 5, "gamma": 0.1},
     "stop texts": {"stop": ("a", "er", "}", "日", "\\x07"), "gamma": 0.2},
     "processor": {"logits_processor": [RepetitionPenaltyLogitsProcessor(1.1)]},
@@ -111,7 +89,9 @@ CASES: dict[str, dict[str, Any]] = {
 def test_same_answers(case: str, boundary: str, one_by_one: Any) -> None:
     model = repetitive()
     settings: dict[str, Any] = {"max_new_tokens": 40, "span_boundary": boundary, **CASES[case]}
-    ahead, none = engine_of(model), engine_of(model, 0)
+    if "span_log_prob" in settings:
+        settings |= {"gamma": 0.1, "max_span_tokens": 5}
+    ahead, none = engine_of(model, draft_tokens=5), engine_of(model, draft_tokens=0)
     saved = 0
     for seed in range(4):
         expected = one_by_one(lambda seed=seed: none.generate(prompt(seed), **settings))
@@ -126,14 +106,12 @@ def test_same_answers(case: str, boundary: str, one_by_one: Any) -> None:
 @pytest.mark.parametrize("architecture", ["mistral-sliding", "qwen3", "gemma3_text", "gpt2", "falcon"])
 @pytest.mark.parametrize("boundary", ["right", "own"])
 def test_same_answers_on_other_models(architecture: str, boundary: str, one_by_one: Any) -> None:
-    model = tiny_model(architecture)
-    prompts = [[*prompt(seed), *prompt(seed)] for seed in range(3)]
+    ahead, none = (engine_of(tiny_model(architecture), draft_tokens=count) for count in (6, 0))
+    prompts = [prompt(seed) * 2 for seed in range(3)]
     settings: dict[str, Any] = {"max_new_tokens": 24, "span_boundary": boundary, "gamma": 0.15}
-    expected = one_by_one(lambda: engine_of(model, 0).generate_batch(prompts, **settings))
-    batch = engine_of(model, 6).generate_batch(prompts, **settings)
-    for each, one, other in zip(prompts, batch, expected, strict=True):
-        assert_alike(one, other)
-        assert_alike(engine_of(model, 6).generate(each, **settings), other)
+    expected = one_by_one(lambda: none.generate_batch(prompts, **settings))
+    assert_all_alike(ahead.generate_batch(prompts, **settings), expected)
+    assert_all_alike([ahead.generate(each, **settings) for each in prompts], expected)
 
 
 @pytest.mark.slow
@@ -142,21 +120,21 @@ def test_an_end_inside_of_a_guess(boundary: str, one_by_one: Any) -> None:
     """The model circles; then one of the circle's tokens is made an end, a stop text or met by a criterion."""
     model = repetitive()
     settings: dict[str, Any] = {"max_new_tokens": 32, "span_boundary": boundary, "gamma": 0.2}
-    circle = engine_of(model).generate(prompt(1), **settings).token_ids
+    circle = engine_of(model, draft_tokens=5).generate(prompt(1), **settings).token_ids
     seen = [*prompt(1), *circle]  # in the prompt now: guessed from the first token on
 
     def same(*options: dict[str, Any]) -> None:
         plain, ahead = options * 2 if len(options) == 1 else options
-        expected = one_by_one(lambda: engine_of(model, 0).generate(seen, **settings, **plain))
-        assert_alike(engine_of(model).generate(seen, **settings, **ahead), expected)
+        expected = one_by_one(lambda: engine_of(model, draft_tokens=0).generate(seen, **settings, **plain))
+        assert_alike(engine_of(model, draft_tokens=5).generate(seen, **settings, **ahead), expected)
 
     for last in sorted(set(circle))[:6]:
         model.generation_config.eos_token_id = [0, last]
         same({})
         model.generation_config.eos_token_id = 0
-        criteria = [Notes([last]), Notes([last])]
-        same(*({"stopping_criteria": each} for each in criteria))
-        assert criteria[0].seen == criteria[1].seen
+        seen_by: list[list[list[int]]] = [[], []]
+        same(*({"stopping_criteria": ends_at([last], each)} for each in seen_by))
+        assert seen_by[0] == seen_by[1] != []
         if stop := tiny_tokenizer().decode([last]).strip("�"):
             same({"stop": (stop,)})
 
@@ -166,10 +144,10 @@ def test_an_end_inside_of_a_guess(boundary: str, one_by_one: Any) -> None:
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 def test_nothing_is_fed_beyond_the_last_branches(boundary: str, max_new_tokens: int, one_by_one: Any) -> None:
     model = repetitive()
-    engine = engine_of(model, 8)
+    engine = engine_of(model, draft_tokens=8)
     seen = [*prompt(2), *engine.generate(prompt(2), max_new_tokens=24).token_ids]
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "span_boundary": boundary, "gamma": 0.15}
-    expected = one_by_one(lambda: engine_of(model, 0).generate(seen, **settings))
+    expected = one_by_one(lambda: engine_of(model, draft_tokens=0).generate(seen, **settings))
     places: list[int] = []
     record(engine, lambda segments, _: places.extend(place for segment in segments for place in segment.positions))
     assert_alike(engine.generate(seen, **settings), expected)
@@ -181,10 +159,10 @@ def test_nothing_is_fed_beyond_the_last_branches(boundary: str, max_new_tokens: 
 
 def test_a_processor_sees_each_prefix_once_in_order_and_no_guess() -> None:
     """Greedy: exactly the answer's own prefixes."""
-    engine = engine_of(repetitive(), 6)
-    processor = Sees()
-    answer = engine.generate(prompt(3), method="greedy", max_new_tokens=30, logits_processor=processor)
-    assert processor.seen == [[*prompt(3), *answer.token_ids[:length]] for length in range(len(answer.token_ids))]
+    engine = engine_of(repetitive(), draft_tokens=6)
+    prefixes: list[list[int]] = []
+    answer = engine.generate(prompt(3), method="greedy", max_new_tokens=30, logits_processor=sees(prefixes))
+    assert prefixes == [[*prompt(3), *answer.token_ids[:length]] for length in range(len(answer.token_ids))]
     assert answer.usage.fed_tokens > len(answer.token_ids) > answer.usage.forward_passes - 1
 
 
@@ -197,15 +175,18 @@ def test_processors_and_criteria_are_asked_the_same(boundary: Any, one_by_one: A
 
     def generate(draft_tokens: int) -> Generation:
         config = CocoaConfig(max_new_tokens=30, gamma=0.1, span_boundary=boundary)
-        callables = {"logits_processor": Sees(), "stopping_criteria": Notes()}
-        answer = engine_of(model, draft_tokens).generate(prompt(4), config=config, **callables)
-        asked.append([each.seen for each in callables.values()])
+        asked.append(([], []))
+        callables = {"logits_processor": sees(asked[-1][0]), "stopping_criteria": ends_at([], asked[-1][1])}
+        answer = engine_of(model, draft_tokens=draft_tokens).generate(prompt(4), config=config, **callables)
+        beginnings = [[*prompt(4), *answer.token_ids[: n + 1]] for n in range(len(answer.token_ids))]
+        assert asked[-1][1] == beginnings  # criteria are not asked of candidates that are dropped
         return answer
 
     expected, actual = one_by_one(lambda: generate(0)), generate(6)
     assert_alike(actual, expected)
     assert asked[0] == asked[1]
     assert actual.usage.fed_tokens > expected.usage.fed_tokens
+    assert actual.usage.risk_points > 1
 
 
 def test_an_answer_over_a_context_takes_fewer_passes_than_tokens(
@@ -224,7 +205,7 @@ def test_an_answer_over_a_context_takes_fewer_passes_than_tokens(
 def test_nothing_is_guessed_after_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last token is fed for its hidden states alone, whatever made it the last."""
     model = repetitive()
-    last = engine_of(model).generate(prompt(1), method="greedy", max_new_tokens=30).token_ids[9]
+    last = engine_of(model, draft_tokens=5).generate(prompt(1), method="greedy", max_new_tokens=30).token_ids[9]
     asked: list[tuple[int, ...]] = []
     guess = PromptLookup.guess
 
@@ -233,7 +214,9 @@ def test_nothing_is_guessed_after_an_end(monkeypatch: pytest.MonkeyPatch) -> Non
         return guess(self, path, count)
 
     monkeypatch.setattr(PromptLookup, "guess", noted)
-    answer = engine_of(model).generate(prompt(1), method="greedy", max_new_tokens=30, stopping_criteria=Notes([last]))
+    answer = engine_of(model, draft_tokens=5).generate(
+        prompt(1), method="greedy", max_new_tokens=30, stopping_criteria=ends_at([last], [])
+    )
     assert answer.finish_reason == "stop"
     assert (answer.token_ids[0],) in asked
     assert (last,) not in asked
@@ -241,7 +224,7 @@ def test_nothing_is_guessed_after_an_end(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_pass_feeds_no_more_than_has_room() -> None:
     """And the sequences in it share the room."""
-    engine = engine_of(repetitive(), 30)
+    engine = engine_of(repetitive(), draft_tokens=30)
     settings: dict[str, Any] = {"max_new_tokens": 30, "max_candidates": 2}
     passes = record(engine)
     engine.generate(prompt(1), **settings)
@@ -251,14 +234,14 @@ def test_a_pass_feeds_no_more_than_has_room() -> None:
     crowded = [widths for widths in steps(passes) if len(widths) == 3]
     assert max(sum(widths) for widths in crowded) <= 3 * (FREE_LEAVES // 3)
     passes.clear()
-    engine_of(engine.model, 0).generate(prompt(1), method="greedy", max_new_tokens=30)
+    engine_of(engine.model, draft_tokens=0).generate(prompt(1), method="greedy", max_new_tokens=30)
     assert {tuple(widths) for widths in steps(passes)} <= {(1,)}
 
 
 def test_a_bad_guess_that_is_nan_is_nobodys_error() -> None:
     """Logits after a guess are looked at only if the decode comes to it."""
     model = repetitive()
-    engine = engine_of(model, 4)
+    engine = engine_of(model, draft_tokens=4)
     circle = engine.generate(prompt(1), max_new_tokens=30, method="greedy").token_ids
     wrong: list[int] = []
 
@@ -269,7 +252,7 @@ def test_a_bad_guess_that_is_nan_is_nobodys_error() -> None:
     seen = [*prompt(1), *circle, 25, *circle[:2], 26, *circle[:2]]
     answer = engine.generate(seen, max_new_tokens=12, method="greedy")
     assert wrong
-    assert_alike(answer, engine_of(model, 0).generate(seen, max_new_tokens=12, method="greedy"))
+    assert_alike(answer, engine_of(model, draft_tokens=0).generate(seen, max_new_tokens=12, method="greedy"))
 
 
 _ids = st.lists(st.integers(0, 3), max_size=30)

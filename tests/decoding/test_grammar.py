@@ -176,22 +176,6 @@ def test_the_tokenizer_stays_as_it_was_and_one_that_cannot_be_used_is_refused() 
             GrammarProcessor(json_schema_grammar(CITY), other)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "exactly one"),
-        ({"regex": "a", "grammar": 'start: "a"'}, "exactly one"),
-        ({"grammar": "begin: 3"}, "cannot be enforced"),
-        ({"regex": "(a"}, "cannot be enforced"),
-        ({"json_schema": {"type": "nonsense"}}, "cannot be enforced"),
-        ({"json_schema": {"type": object}}, "plain JSON"),
-    ],
-)
-def test_faults_are_told_before_any_work(engine: CocoaEngine, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        engine.constrain(**options)
-
-
 def test_tokens_that_do_not_fit_are_an_error(engine: CocoaEngine, city_json: GrammarProcessor) -> None:
     prompt = engine.encode_chat(QUESTIONS[0])
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,22 +31,15 @@ ROOT = Path(__file__).parent.parent.parent
 TOKENIZER = tiny_tokenizer()
 BURNING = {"type": "integer", "multipleOf": 99999989}
 CHAIN = "\n".join(["start: r0", *(f'r{at}: "a" r{at + 1}' for at in range(50_000)), 'r50000: "z"'])
-
-
-def of_patterns(part: int) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {f"p{at}": {"type": "string", "pattern": f"a{{{part}}}b*"} for at in range(50)},
-    }
-
-
+PATTERNS = [
+    {"properties": {f"p{at}": {"type": "string", "pattern": f"a{{{part}}}b*"} for at in range(50)}}
+    for part in range(30)
+]
 ENDLESS: dict[str, dict[str, Any]] = {
     "multiple": {"json_schema": BURNING},
-    "in a property": {
-        "json_schema": {"type": "object", "properties": {"a": {"type": "array", "items": BURNING}}, "required": ["a"]}
-    },
+    "in a property": {"json_schema": {"properties": {"a": {"type": "array", "items": BURNING}}, "required": ["a"]}},
     "common multiple": {"json_schema": {"type": "integer", "allOf": [{"multipleOf": 99991}, {"multipleOf": 99989}]}},
-    "patterns of all parts": {"json_schema": {"allOf": [of_patterns(part) for part in range(30)]}},
+    "patterns of all parts": {"json_schema": {"type": "object", "allOf": PATTERNS}},
     "chain of rules": {"grammar": CHAIN},
     "nested groups": {"regex": "(" * 100_000 + "a" + ")" * 100_000},
     "text": {"regex": "a" * (2**20 + 1)},
@@ -212,32 +204,23 @@ def test_a_process_that_cannot_start_is_not_the_fault_of_the_schema(
     assert unenforced({"type": "integer"}) == []
 
 
-@pytest.fixture
-def failing_server(no_server: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
-    """Begins the server with a function of `os` that fails."""
+def test_a_server_that_cannot_fork_says_so(no_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import os\ndef fail(*_): raise BlockingIOError\nos.fork = fail\n"
+    program += "from cocoa_engine import confined\nconfined.serve()"
     popen = subprocess.Popen
-
-    def begin(function: str, error: str) -> None:
-        program = f"import os\ndef fail(*_): raise {error}\nos.{function} = fail\n"
-        program += "from cocoa_engine import confined\nconfined.serve()"
-        with monkeypatch.context() as patched:
-            patched.setattr(subprocess, "Popen", lambda command, **options: popen([*command[:2], program], **options))
-            confined._server = confined._Server()
-
-    yield begin
-    confined._spares.clear()
-    assert confined._server is not None
-    confined._server.close()
-
-
-def test_a_server_that_cannot_fork_says_so(failing_server: Callable[[str, str], None]) -> None:
-    failing_server("fork", "BlockingIOError")
-    for _ in range(2):
-        with pytest.raises(WorkerError, match="not looked at"):
-            unenforced({"type": "number"})
-    kill_server()
-    assert unenforced({"type": "number"}) == []
-    assert not confined._refused
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", lambda command, **options: popen([*command[:2], program], **options))
+        confined._server = confined._Server()
+    try:
+        for _ in range(2):
+            with pytest.raises(WorkerError, match="not looked at"):
+                unenforced({"type": "number"})
+        kill_server()
+        assert unenforced({"type": "number"}) == []
+        assert not confined._refused
+    finally:
+        confined._spares.clear()
+        confined._server.close()
 
 
 def printed_by(program: str, **options: Any) -> str:

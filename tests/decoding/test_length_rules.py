@@ -1,22 +1,19 @@
-"""Rules for candidates of unequal length, in the decode loop: which answers they end, and what candidates report."""
+"""Rules for candidates of unequal length, in the decode loop: which answers they end."""
 
 from __future__ import annotations
 
 import math
 import random
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from transformers import LogitsProcessor
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
-from cocoa_engine.equations import SpanLogProb, may_be_kept, span_log_probs
-from cocoa_engine.scoring.candidates import CandidateGrower
+from cocoa_engine.equations import may_be_kept
 from tests.helpers.tiny_models import EOS, VOCAB_SIZE, tiny_model, tiny_tokenizer
-
-RULES = get_args(SpanLogProb)
 
 
 @cache
@@ -98,23 +95,3 @@ def test_an_excluded_candidate_is_not_sampled_either() -> None:
     for rule, first in (("sum", {40, EOS}), ("greedy_end", {40})):
         sampled = (tiny().generate(prompt(0), span_log_prob=rule, seed=seed, **settings) for seed in range(12))
         assert {answer.token_ids[0] for answer in sampled} == first
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_candidates_report_log_p_by_the_rule(rule: SpanLogProb) -> None:
-    """In a decode, and where they are grown on a given text."""
-    config = CocoaConfig(span_log_prob=rule, max_new_tokens=16, gamma=0.05, max_span_tokens=6)
-    unequal = 0
-    for seed in range(3):
-        answer = tiny().generate(prompt(seed), config=config)
-        (grown,) = CandidateGrower(tiny().session, config)(prompt(seed), [answer.token_ids])
-        decoded = [span.candidates for span in answer.spans if span.candidates]
-        for candidates in (*decoded, *filter(None, grown)):
-            ends = [one.ends_answer for one in candidates]
-            expected = span_log_probs([one.token_log_probs for one in candidates], rule, ends)
-            for one, log_prob in zip(candidates, expected, strict=True):
-                assert one.log_prob == pytest.approx(log_prob)
-                assert one.score == pytest.approx(log_prob * (1 + 2.5 * one.f_mlds))
-            assert ends == [one.token_ids[-1] == EOS for one in candidates]
-            unequal += len({len(one.token_ids) for one in candidates}) > 1
-    assert unequal

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from cocoa_engine.model import gguf_tokenizer, weight_identity
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.loading import load_pretrained
-from tests.helpers.processes import limited
+from tests.helpers.processes import limited, python
 from tests.helpers.small_gguf import write_tiny_gguf
 from tests.helpers.tiny_models import tiny_model
 
@@ -246,7 +245,7 @@ def test_another_user_loads_below_an_open_folder_of_root(cache: Path, file: Path
     cache.parent.chmod(0o777)
     cache.mkdir()
     cache.chmod(0o777)
-    script = f"""
+    python(f"""
 import os, tempfile
 from pathlib import Path
 from cocoa_engine.model.loading import load_pretrained
@@ -257,9 +256,7 @@ load_pretrained(folder / "tiny.gguf")  # the files of libraries may be readable 
 os.setgid(12345)
 os.setuid(12345)
 assert load_pretrained(folder / "tiny.gguf")[1].encode("hello")
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+""")
 
 
 # --- a full disk

@@ -1,15 +1,16 @@
-"""Calls whose caller has stopped waiting: they leave the queue, feed nothing further and free all they held."""
+"""Calls whose caller has stopped waiting, or whose process ends: they feed nothing further and free all they held."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cocoa_engine import Cancellation, CocoaEngine, PromptError, RequestCancelledError, Runtime
+from cocoa_engine import Cancellation, CocoaEngine, PromptError, RequestCancelledError, Runtime, process_exit
 from cocoa_engine.cancellation import interruptible
 from cocoa_engine.execution import scheduler as scheduler_file
 from cocoa_engine.execution.backends import shared_cache
@@ -22,7 +23,9 @@ from tests.helpers.forward_passes import record
 from tests.helpers.hooks import hook_count
 from tests.helpers.in_threads import join, start, wait_until
 from tests.helpers.inside import assert_idle, calls_waiting, use_backend
+from tests.helpers.made_up_risk import fitted
 from tests.helpers.processors import Asks, Held, Meets
+from tests.helpers.rivals import RIVALS, config_of
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 Ask = Callable[..., Any]
@@ -296,3 +299,129 @@ def test_interrupts_reach_nothing_but_the_function() -> None:
         for _ in range(200):  # where a late interrupt would be raised
             pass
     assert interrupted < 300
+
+
+# --- scores, which end before their next forward pass, or the next layer of a long one
+
+TEXTS = [[number, *range(20, 40)] for number in range(10, 19)]
+
+
+class After(Cancellation):
+    """Is cancelled when it is asked for the last time of some."""
+
+    def __init__(self, asked: int) -> None:
+        super().__init__()
+        self.asked, self.left = 0, asked
+
+    def check(self) -> None:
+        self.asked += 1
+        self.left -= 1
+        if self.left == 0:
+            self.cancel()
+        super().check()
+
+
+def cancelled_at_each_pass(engine: CocoaEngine, *args: Any, **options: Any) -> int:
+    """Score until the end, and cancelled at each of its checks. Returns their number."""
+    with pytest.raises(RequestCancelledError):  # before anything is measured
+        engine.score(*args, cancellation=After(1), **options)
+    expected = engine.score(*args, **options)  # the next calls find its prompt in the cache
+    whole = After(10**6)
+    engine.score(*args, cancellation=whole, **options)
+    for asked in range(1, whole.asked + 1):
+        with pytest.raises(RequestCancelledError):
+            engine.score(*args, cancellation=After(asked), **options)
+        assert_idle(engine)
+    assert engine.score(*args, cancellation=After(10**6), **options) == expected
+    return whole.asked
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["cocoa-sig", *RIVALS])
+def test_scores_of_several_texts_end_between_passes(method: str, tmp_path: Path) -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    config = config_of(method, engine.model, tmp_path)
+    assert cancelled_at_each_pass(engine, [5, 6, 7], TEXTS, config=config) > 2
+
+
+@pytest.mark.filterwarnings("ignore::cocoa_engine.CalibrationWarning")
+def test_a_divided_text_ends_while_its_candidates_grow() -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), calibrator=fitted(levels=("span",)))
+    assert cancelled_at_each_pass(engine, [5, 6, 7], TEXTS[0], divide=True) > 3
+
+
+# --- threads that reach a forward pass while the process ends, without a process that ends
+
+# pytest reports threads that end by SystemExit; Python does not
+SILENT = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+@pytest.fixture(scope="module")
+def tiny() -> CocoaEngine:
+    return CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_exit, "_ending", False)
+
+
+@SILENT
+def test_a_daemon_thread_ends_silently(ending: None, tiny: CocoaEngine, capfd: pytest.CaptureFixture[str]) -> None:
+    """A hook that runs later may wait for it."""
+    begun, answers = threading.Event(), 0
+
+    def work() -> None:
+        nonlocal answers
+        while True:
+            tiny.generate([5, 6], max_new_tokens=2)
+            answers += 1
+            begun.set()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert begun.wait(60)
+    process_exit._end_work()
+    join([thread])
+    assert answers
+    assert not process_exit._depths
+    assert capfd.readouterr().err == ""
+
+
+def test_another_thread_gets_an_error(ending: None, tiny: CocoaEngine) -> None:
+    process_exit._end_work()
+    for call in (lambda: tiny.generate([5, 6]), lambda: tiny.score([5, 6], [7])):
+        with pytest.raises(RequestCancelledError, match="the process is ending"):
+            call()
+    assert not process_exit._depths
+
+
+@SILENT
+def test_no_thread_waits_for_one_that_has_the_model(ending: None, tiny: CocoaEngine) -> None:
+    """The first one has the lock of the model for several passes, and the second one waits for it."""
+    model = tiny.session.model
+    waits, ended = threading.Event(), threading.Event()
+    passes = []
+
+    def hold() -> None:
+        with model.lock:
+            waits.wait(60)
+            ended.wait(60)
+            with model.exclusive():
+                passes.append("of the first thread")
+
+    def wait() -> None:
+        with process_exit.at_work:
+            waits.set()
+            with model.exclusive():
+                passes.append("of the second thread")
+
+    threads = [threading.Thread(target=one, daemon=True) for one in (hold, wait)]
+    for thread in threads:
+        thread.start()
+    assert waits.wait(60)
+    threading.Timer(0.2, ended.set).start()
+    process_exit._end_work()
+    assert not process_exit._depths  # it did not give up
+    join(threads)
+    assert passes == []

@@ -84,11 +84,7 @@ def test_messages_are_a_prompt_and_processors_apply_to_the_answer_and_the_sample
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n": 0}, "n must be a whole number from 1 to 10000"),
-        ({"n": 10_001}, "n must be a whole number from 1 to 10000"),
-        ({"n": 10**5000}, "n must be a whole number from 1 to 10000"),
-        ({"n": True}, "n must be a whole number"),
-        ({"n": 2.5}, "n must be a whole number"),
+        *(({"n": count}, "n must be a whole number from 1 to 10000") for count in (0, 10_001, 10**5000, True, 2.5)),
         ({"temperature": 0}, "all samples are alike"),
         ({"top_k": 1}, "all samples are alike"),
         ({"temperature": -1}, "temperature"),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Timeline
 from cocoa_engine.execution import session
+from tests.helpers.engines import engine_of, prompt
 from tests.helpers.hooks import hook_count
-from tests.helpers.in_threads import join, start
+from tests.helpers.in_threads import join, start, wait_until
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 QUESTION = "Question: Who wrote the novel Moby Dick?\nAnswer:"
@@ -95,8 +97,8 @@ def test_prompts_as_token_ids_and_finish_reasons(engine: CocoaEngine) -> None:
     by_text = engine.generate(QUESTION, max_new_tokens=4)
     assert by_text.finish_reason == "length"
     ids = engine.encode(QUESTION)
-    for prompt in (ids, torch.tensor(ids)):
-        assert engine.generate(prompt, max_new_tokens=4) == by_text
+    for each in (ids, torch.tensor(ids)):
+        assert engine.generate(each, max_new_tokens=4) == by_text
     eos = engine.chat([{"role": "user", "content": "Say only the word: yes"}], max_new_tokens=48)
     assert eos.finish_reason == "eos"
     assert eos.token_ids[-1] == engine.tokenizer.eos_token_id
@@ -107,7 +109,9 @@ def test_chat_applies_the_template(engine: CocoaEngine) -> None:
     text = engine.render_chat(MESSAGES)
     assert text.endswith("<|im_start|>assistant\n")
     assert "Name two colours." in text
-    out = engine.chat(MESSAGES, max_new_tokens=8)
+    timeline = Timeline()
+    out = engine.chat(MESSAGES, max_new_tokens=8, timeline=timeline)
+    assert in_order(timeline)
     assert out == engine.generate(engine.encode(text, add_special_tokens=False), max_new_tokens=8)
     assert list(engine.stream_chat(MESSAGES, max_new_tokens=8)) == out.spans
 
@@ -201,3 +205,40 @@ def test_the_models_own_forward_is_not_captured(engine: CocoaEngine) -> None:
     finally:
         stop.set()
         join([thread])
+
+
+# --- timelines
+
+
+def in_order(timeline: Timeline) -> bool:
+    times = [timeline.created, timeline.started, timeline.prompt_read, timeline.ended]
+    known = [one for one in times if one is not None]
+    return len(known) == 4 and known == sorted(known)
+
+
+@pytest.mark.parametrize("method", ["cocoa-sig", "dola"])
+def test_of_a_whole_answer_and_of_a_stream(method: Any) -> None:
+    tiny, whole, streamed = engine_of(tiny_model("llama")), Timeline(), Timeline()
+    assert (whole.queue_seconds, whole.prefill_seconds, whole.decode_seconds) == (None, None, None)
+    config = CocoaConfig(max_new_tokens=6, method=method, dola_layers="1,2")
+    answer = tiny.generate(prompt(1), config=config, timeline=whole)
+    with tiny.stream(prompt(1), config=config, timeline=streamed) as stream:
+        assert streamed.started is None
+        spans = list(stream)
+    assert spans == answer.spans
+    assert in_order(whole)
+    assert in_order(streamed)
+    assert sum(each or 0 for each in (whole.queue_seconds, whole.prefill_seconds, whole.decode_seconds)) == (
+        pytest.approx((whole.ended or 0) - whole.created)
+    )
+
+
+def test_a_waiting_call_has_not_started() -> None:
+    tiny, timeline = engine_of(tiny_model("llama"), max_batch_size=1), Timeline()
+    scheduler = tiny.session.scheduler
+    with scheduler.slot():
+        call = start(lambda: tiny.generate(prompt(2), max_new_tokens=2, timeline=timeline))
+        wait_until(lambda: bool(scheduler.waiting))
+        assert timeline.started is None
+    join([call])
+    assert in_order(timeline)

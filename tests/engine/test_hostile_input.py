@@ -6,12 +6,13 @@ import gzip
 import io
 import json
 import re
-import signal
 import struct
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 from unittest.mock import Mock
@@ -30,6 +31,7 @@ import cocoa_engine
 import cocoa_integrations
 from cocoa_engine import CocoaConfig, CocoaEngine, RiskCalibrator, Runtime
 from cocoa_engine.arguments import SettingsModel
+from cocoa_engine.cancellation import interruptible
 from cocoa_engine.cli.output import SafeConsole, describe_error, print_json, progress_console
 from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
@@ -56,10 +58,16 @@ from cocoa_engine.safe_text import safe
 from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.server.settings import ServerSettings
 from tests.helpers.made_up_risk import fitted
+from tests.helpers.mutations import CONTROLS, MESSAGE_LIMIT
 from tests.helpers.small_gguf import write_tiny_gguf
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
-SHORT = 1000  # characters
+with suppress(ImportError):
+    import pyarrow
+    from pyarrow import parquet
+
+needs_pyarrow = pytest.mark.skipif("pyarrow" not in globals(), reason="needs pyarrow")
+
 ESCAPE = "\x1b[31m\x9b2J\u202e\x07"
 
 
@@ -73,16 +81,22 @@ def message_of(error: type[Exception], call: Callable[[], Any]) -> str:
         call()
     assert isinstance(caught.value, CocoaError)
     message = str(caught.value)
-    assert len(message) <= SHORT
+    assert len(message) <= MESSAGE_LIMIT
     printed = "".join(traceback.format_exception(caught.value))  # with the causes
-    assert not any(character in printed for character in ESCAPE if not character.isprintable())
-    assert all(len(line) <= SHORT for line in printed.splitlines())
+    assert not CONTROLS.search(printed)
+    assert all(len(line) <= MESSAGE_LIMIT for line in printed.splitlines())
     return message
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({}, "exactly one"),
+        ({"regex": "a", "grammar": 'start: "a"'}, "exactly one"),
+        ({"grammar": "begin: 3"}, "cannot be enforced"),
+        ({"regex": "(a"}, "cannot be enforced"),
+        ({"json_schema": {"type": "nonsense"}}, "cannot be enforced"),
+        ({"json_schema": {"type": object}}, "plain JSON"),
         ({"regex": "\ud800"}, "surrogate"),
         ({"grammar": 'start: "\ud800"'}, "surrogate"),
         ({"regex": 5}, "must be a"),
@@ -117,39 +131,25 @@ def generation_config(name: str, value: Any) -> GenerationConfig:
 @pytest.mark.parametrize("name", ["encoder_no_repeat_ngram_size", "no_repeat_ngram_size", "min_length"])
 def test_a_huge_size_in_a_generation_config_ends(name: str, value: int, tiny: CocoaEngine) -> None:
     """A processor of transformers counts up to it, in Python."""
-
-    def give_up(*_: Any) -> None:
-        raise AssertionError("it does not end")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(60)
-    try:
-        assert tiny.generate([5], generation_config=generation_config(name, value), max_new_tokens=2).token_ids
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+    generate = partial(tiny.generate, [5], generation_config=generation_config(name, value), max_new_tokens=2)
+    assert interruptible(generate, 60).token_ids
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("repetition_penalty", -5.0),
-        ("no_repeat_ngram_size", -1),
-        ("bad_words_ids", "x"),
-        ("bad_words_ids", [[300]]),
-        ("sequence_bias", [[[300], 1.0]]),
-        ("forced_bos_token_id", "x"),
-        ("forced_bos_token_id", 10**9),
-        ("forced_eos_token_id", 300),
-        ("forced_eos_token_id", [None]),
-        ("exponential_decay_length_penalty", [1]),
-        ("suppress_tokens", [10**30]),
-        ("stop_strings", [5]),
-        ("eos_token_id", "x"),
-        ("eos_token_id", 2.5),
-        ("eos_token_id", [None]),
-    ],
-)
+BROKEN: dict[str, list[Any]] = {
+    "repetition_penalty": [-5.0],
+    "no_repeat_ngram_size": [-1],
+    "bad_words_ids": ["x", [[300]]],
+    "sequence_bias": [[[[300], 1.0]]],
+    "forced_bos_token_id": ["x", 10**9],
+    "forced_eos_token_id": [300, [None]],
+    "exponential_decay_length_penalty": [[1]],
+    "suppress_tokens": [[10**30]],
+    "stop_strings": [[5]],
+    "eos_token_id": ["x", 2.5, [None]],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BROKEN.items() for value in values])
 def test_a_broken_generation_config(name: str, value: Any, tiny: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is found before the model runs."""
     config = generation_config(name, value)
@@ -217,25 +217,23 @@ def test_what_is_no_cancellation_and_no_timeline(tiny: CocoaEngine) -> None:
         assert message == "timeline must be a Timeline, not str."
 
 
-def nested(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "string"}
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}}
-    return schema
+def deep(schema: dict[str, Any]) -> None:
+    for _ in range(100_000):
+        schema["properties"] = {"a": {"type": "object"}}
+        schema = schema["properties"]["a"]
 
 
-def cyclic() -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "object"}
+def cyclic(schema: dict[str, Any]) -> None:
     schema["properties"] = {"again": schema}
-    return schema
 
 
-@pytest.mark.parametrize("make", [lambda: nested(100_000), cyclic], ids=["deep", "cyclic"])
-def test_schemas_that_are_no_json(make: Callable[[], dict[str, Any]], tiny: CocoaEngine) -> None:
+@pytest.mark.parametrize("fill", [deep, cyclic])
+def test_schemas_that_are_no_json(fill: Callable[[dict[str, Any]], None], tiny: CocoaEngine) -> None:
     pytest.importorskip("llguidance")
     from cocoa_integrations.tool_calling.request import ToolRequest
 
-    schema = make()
+    schema: dict[str, Any] = {"type": "object"}
+    fill(schema)
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     wrapped = {"type": "json_schema", "json_schema": {"schema": schema}}
     for call in (
@@ -285,6 +283,7 @@ def with_field(folder: Path, kind: str, name: str, value: Any) -> str:
     tiny_model(kind).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
+    config.pop("layer_types", None)  # they would be too few
     (folder / "config.json").write_text(json.dumps({**config, name: value}))
     return str(folder)
 
@@ -413,6 +412,7 @@ def test_a_compressed_file_may_not_inflate_without_limit(tmp_path: Path, monkeyp
     message_of(DataError, lambda: files.read_text(file))
 
 
+@needs_pyarrow
 @pytest.mark.parametrize(
     ("text", "repeated"), [(["a" * 3 * 2**20], False), (["a" * 2**15] * 96, True), ([None] * 10**5, True)], ids=str
 )
@@ -420,9 +420,6 @@ def test_a_parquet_file_may_not_inflate_without_limit(
     text: list[Any], repeated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pages are compressed, a repeated value is stored once, and countless rows of nothing take no room."""
-    parquet = pytest.importorskip("pyarrow.parquet")
-    import pyarrow
-
     file = tmp_path / "bomb.parquet"
     table = pyarrow.table({"text": pyarrow.array(text, pyarrow.string())})
     parquet.write_table(table, file, compression="zstd", use_dictionary=repeated)
@@ -436,8 +433,6 @@ def test_a_parquet_file_may_not_inflate_without_limit(
 
 def repeated(shape: str) -> Any:
     """A column with a thousand texts of 1 MiB, which is in memory once or a few times."""
-    import pyarrow
-
     value, count = "a" * 2**20, 1000
     if shape == "json":  # has no dictionaries in memory
         few = pyarrow.ExtensionArray.from_storage(pyarrow.json_(), pyarrow.array([f'"{value}"'] * 4))
@@ -463,8 +458,6 @@ def varint(number: int, length: int = 1) -> bytes:
 
 def with_false_sizes(data: bytes) -> bytes:
     """A parquet file whose metadata says that its only column, and so its only group of rows, has one byte."""
-    from pyarrow import parquet
-
     group = parquet.read_metadata(io.BytesIO(data)).row_group(0)
     start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     footer = data[start:]
@@ -473,12 +466,10 @@ def with_false_sizes(data: bytes) -> bytes:
     return data[:start] + footer
 
 
+@needs_pyarrow
 @pytest.mark.parametrize("shape", ["text", "struct", "list", "map", "json"])
 def test_a_parquet_file_with_false_sizes(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text of 1 MiB, a thousand times, in a file of a few kilobytes. It is refused before the memory is used."""
-    parquet = pytest.importorskip("pyarrow.parquet")
-    import pyarrow
-
     table = pyarrow.table({"column": repeated(shape)})
     written, file = io.BytesIO(), tmp_path / "bomb.parquet"
     options = {"compression": "zstd", "write_statistics": False, "dictionary_pagesize_limit": 2**30}
@@ -506,11 +497,9 @@ COLUMNS: dict[str, list[Any]] = {
 }
 
 
+@needs_pyarrow
 @pytest.mark.parametrize("options", [{}, {"use_dictionary": False}, {"row_group_size": 2}, {"store_schema": False}])
 def test_parquet_values_are_those_that_were_written(options: dict[str, Any], tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    import pyarrow
-
     columns = {name: pyarrow.array(values) for name, values in COLUMNS.items()}
     mapped = [[("a", "x")], None, [], [("a", None), ("b", "y")], [("c", "x")]]
     columns["map"] = pyarrow.array(mapped, pyarrow.map_(pyarrow.string(), pyarrow.string()))
@@ -576,26 +565,13 @@ def refuse_to_build_configs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(AutoConfig, name, build)
 
 
-def written_config(folder: Path, kind: str, field: str, layers: Any) -> Path:
-    """A model's folder whose config names a number of layers."""
-    if kind == "deep in a config":
-        inner: Any = {"text_config": [{field: layers}]}
-        (folder / "config.json").write_text(json.dumps({"model_type": "qwen2_5_omni", "thinker_config": inner}))
-        (folder / "model.safetensors").write_bytes(b"")
-        return folder
-    tiny_model(kind).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    config.pop("layer_types", None)
-    (folder / "config.json").write_text(json.dumps({**config, field: layers}))
-    return folder
+LAYERS = {"llama": "num_hidden_layers", "qwen2": "num_hidden_layers", "gpt2": "n_layer"}
 
 
 @pytest.mark.parametrize(
     ("kind", "field", "layers"),
     [
-        *((kind, "num_hidden_layers", layers) for kind in ("llama", "qwen2") for layers in (10**9, 1001, "many")),
-        *(("gpt2", "n_layer", layers) for layers in (10**9, 1001, "many")),
+        *((kind, field, layers) for kind, field in LAYERS.items() for layers in (10**9, 1001, "many")),
         *(("deep in a config", field, 10**9) for field in ("num_hidden_layers", "n_layer")),
     ],
 )
@@ -603,12 +579,17 @@ def test_more_layers_than_any_model_has(
     kind: str, field: str, layers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some configs build a list of that length."""
-    folder = written_config(tmp_path, kind, field, layers)
+    if kind == "deep in a config":
+        inner: Any = {"text_config": [{field: layers}]}
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_omni", "thinker_config": inner}))
+        (tmp_path / "model.safetensors").write_bytes(b"")
+    else:
+        with_field(tmp_path, kind, field, layers)
     refuse_to_build_configs(monkeypatch)
-    message = message_of(CocoaError, lambda: load_pretrained(str(folder)))
+    message = message_of(CocoaError, lambda: load_pretrained(str(tmp_path)))
     assert f"{field} must be a whole number of at most 1000" in message
     if kind != "deep in a config":
-        assert read_context_window(folder) is None
+        assert read_context_window(tmp_path) is None
 
 
 def test_a_gguf_file_of_more_layers_than_any_model_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -646,7 +627,7 @@ def test_an_argument_of_a_log_makes_no_line_of_its_own(caplog: pytest.LogCapture
     assert message.startswith("1 of a")
     assert "␛[31m" in message
     assert len(message) < 1000
-    assert not any(character in message for character in ESCAPE if not character.isprintable())
+    assert not CONTROLS.search(message)
 
 
 @pytest.mark.parametrize("color_system", [None, "standard"])
@@ -714,6 +695,6 @@ def test_marks_of_right_to_left_text_stay() -> None:
 @pytest.mark.parametrize("error", [RuntimeError, ConfigError, typer.BadParameter])
 def test_errors_of_commands_are_bounded(error: type[Exception]) -> None:
     message, _ = describe_error(error("much " + ESCAPE * 10**5 + " too long"))
-    assert len(message) <= SHORT
+    assert len(message) <= MESSAGE_LIMIT
     assert "much ␛[31m" in message
     assert "too long" in message

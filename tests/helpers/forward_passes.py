@@ -19,12 +19,7 @@ class Pass(NamedTuple):
 
 
 def record(engine: CocoaEngine, before: Callable[[Sequence[Segment], bool], None] | None = None) -> list[Pass]:
-    """A list that fills as the engine runs.
-
-    Args:
-        before: called first of all in each pass with its segments and whether it is a prompt's; what it raises, the
-            pass raises.
-    """
+    """A list that fills as it runs. ``before`` is called first in each pass; what it raises, the pass raises."""
     forward: Any = backend_inside(engine).forward
     passes: list[Pass] = []
 

@@ -11,7 +11,6 @@ from cocoa_engine.execution.session import Session
 
 
 def backend_inside(engine: CocoaEngine) -> Any:
-    """What runs the engine's model."""
     return engine.session.backend
 
 
@@ -28,12 +27,10 @@ def use_backend(engine: CocoaEngine, chosen: Chosen) -> CocoaEngine:
 
 
 def sequences_running(engine: CocoaEngine) -> int:
-    """How many sequences hold a batch slot."""
     return engine.session.scheduler.running
 
 
 def calls_waiting(engine: CocoaEngine) -> int:
-    """How many calls wait for a batch slot."""
     return engine.session.scheduler.waiting
 
 
@@ -43,7 +40,6 @@ def open_sequences(engine: CocoaEngine) -> int:
 
 
 def prefixes_of(engine: CocoaEngine) -> PrefixCache:
-    """The keys and values of past prompts."""
     prefixes: PrefixCache = backend_inside(engine).prefixes
     return prefixes
 

@@ -41,15 +41,11 @@ def fuzz(examples: int = 25) -> settings:
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """What a call returns, or one of the package's own errors, checked to be one short line for a terminal.
-
-    Any other exception is raised, and fails the test.
-    """
+    """What a call returns, or one of the package's own errors, checked to be one short line for a terminal."""
     try:
         return call()
     except CocoaError as error:
-        refused = error
-    message = str(refused)
+        refused, message = error, str(error)
     assert type(refused) is not CocoaError
     assert 0 < len(message) <= MESSAGE_LIMIT, f"{len(message)} characters: {message[:200]!r}"
     assert not CONTROLS.search(message), repr(message)
@@ -57,77 +53,24 @@ def outcome(call: Callable[[], Any]) -> Any:
     return refused
 
 
-_STRANGE_TEXTS = [
-    "",
-    " ",
-    ESCAPES,
-    "\ud800",
-    "x" * 5000,
-    "\u202e" * 900,
-    "null",
-    "../../etc/passwd",
-    "a\0b",
-    "日本",
-    "é",
+_OTHER_VALUES: list[Any] = [
+    *(None, True, 0, -1, 3, 0.5, 10**400, -(10**30), 2**63, 1e308, float("nan"), float("-inf")),
+    *("", "x", "1", "\ud800", [], [None], [[]], [0, -1], ["a"], [10**400], {}, {"a": 1}),
 ]
 
 strange: st.SearchStrategy[Any] = st.sampled_from(
     [
-        *_STRANGE_TEXTS,
-        None,
-        True,
-        False,
-        0,
-        -1,
-        1,
-        2**31,
-        10**30,
-        -(10**300),
-        0.5,
-        1e308,
-        float("nan"),
-        float("inf"),
-        [],
-        {},
-        [None],
-        [[]],
-        [1, 2],
-        [0, -1],
-        [2**40, 1],
-        ["a"] * 3,
-        {"a": 1},
-        {"": {}},
-        {ESCAPES: ESCAPES},
+        *_OTHER_VALUES,
+        *(False, 1, 2**31, float("inf"), [1, 2], [2**40, 1], ["a"] * 3, {"": {}}, {ESCAPES: ESCAPES}),
+        *(" ", ESCAPES, "x" * 5000, "\u202e" * 900, "null", "../../etc/passwd", "a\0b", "日本", "é"),
     ]
 )
 """A value that a field should not have."""
 
 _TOKENS: list[bytes] = [
-    b"",
-    b"\x00",
-    b"\xff\xfe",
-    b"\xef\xbb\xbf",
-    b"\n",
-    b"\r",
-    b'"',
-    b",",
-    b"{",
-    b"}",
-    b"[",
-    b"]]",
-    b"\\ud800",
-    b"\\",
-    b"NaN",
-    b"-Infinity",
-    b"1e999",
-    b"9" * 5000,
-    b"null",
-    b"\x1b[2J",
-    "\u202e".encode(),
-    "\u2028".encode(),
-    b"[" * 100_000,
-    b'{"a":' * 990,
-    b"\x80" * 9,
+    *(b"", b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"\n", b"\r", b"9" * 5000, b"\x1b[2J", b"\x80" * 9),
+    *b'" , { } [ ]] \\ud800 \\ NaN -Infinity 1e999 null'.split(),
+    *("\u202e".encode(), "\u2028".encode(), b"[" * 100_000, b'{"a":' * 990),
 ]
 
 
@@ -158,9 +101,7 @@ def mutated(draw: st.DrawFn, good: bytes) -> bytes:
 def mutated_json(draw: st.DrawFn, good: Any, more: Mapping[str, Sequence[Any]] | None = None) -> Any:
     """A JSON value with one or two of its parts replaced, removed, renamed or nested deeply.
 
-    Args:
-        good: the value.
-        more: fields that it may have, each with values that it may have. If there are any, one is added half the time.
+    Half the time, one of the fields of ``more`` is added, with one of its values.
     """
     value = json.loads(json.dumps(good))
     for _ in range(draw(st.integers(1, 2))):
@@ -185,17 +126,10 @@ def mutated_json(draw: st.DrawFn, good: Any, more: Mapping[str, Sequence[Any]] |
     return value
 
 
-_OTHER_VALUES: list[Any] = [
-    *(None, True, 0, -1, 3, 0.5, 10**400, -(10**30), 2**63, 1e308, float("nan"), float("-inf")),
-    *("", "x", "1", "\ud800", [], [None], [[]], [0, -1], ["a"], [10**400], {}, {"a": 1}),
-]
-
-
 def each_change(good: Any) -> Iterator[tuple[str, Any]]:
-    """A JSON value with each of its parts replaced by each other kind of value, removed, or with a field more.
+    """What was changed, and a JSON value with that part replaced by another kind of value, removed or extended.
 
-    Yields:
-        What was changed, and the value. Of a list, the first and the last element are changed.
+    Of a list, the first and the last element are changed.
     """
     parts: list[tuple[str, Any, Any]] = [("the whole", None, None)]
     for parent, key in _places(good):
@@ -219,18 +153,16 @@ def _with(value: Any, parent: Any, key: Any, change: Callable[[Any], Any] | None
     """A copy with a changed part, or without it."""
     if parent is None:
         return change(value) if change else None
-    if isinstance(value, dict):
-        found = {k: _with(v, parent, key, change) for k, v in value.items()}
-    elif isinstance(value, list):
-        found = [_with(v, parent, key, change) for v in value]
-    else:
+    if not isinstance(value, (dict, list)):
         return value
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    parts = {name: _with(part, parent, key, change) for name, part in pairs}
     if value is parent:
         if change is None:
-            del found[key]
+            del parts[key]
         else:
-            found[key] = change(found[key])
-    return found
+            parts[key] = change(parts[key])
+    return parts if isinstance(value, dict) else list(parts.values())
 
 
 def _places(value: Any) -> Any:
@@ -244,26 +176,20 @@ def _places(value: Any) -> Any:
 
 
 def broken(good: bytes) -> st.SearchStrategy[bytes]:
-    """A broken file: any bytes, or a good file that was changed."""
-    return st.one_of(mutated(good), mutated(good), mutated(good), st.binary(max_size=200))
+    return st.one_of(*[mutated(good)] * 3, st.binary(max_size=200))
 
 
 def broken_json(good: Any, more: Mapping[str, Sequence[Any]] | None = None) -> st.SearchStrategy[bytes]:
-    """A broken JSON file: a changed value four times out of five, otherwise changed or any bytes.
-
-    Args:
-        good, more: as for :func:`mutated_json`.
-    """
-    text = st.one_of(*[mutated_json(good, more)] * 4).map(_dumped)
-    return st.one_of(text, text, text, text, broken(_dumped(good)))
+    """A broken JSON file: a changed value (as of :func:`mutated_json`) four times out of five, else changed bytes."""
+    return st.one_of(*[mutated_json(good, more).map(_dumped)] * 4, broken(_dumped(good)))
 
 
 def broken_lines(good: list[Any]) -> st.SearchStrategy[bytes]:
-    """The same as :func:`broken_json` for a file of JSON lines."""
-    lines = mutated_json(good).map(
-        lambda rows: b"\n".join(map(_dumped, rows if isinstance(rows, list) else [rows])) + b"\n"
-    )
-    return st.one_of(lines, lines, lines, lines, broken(b"\n".join(map(_dumped, good)) + b"\n"))
+
+    def joined(rows: Any) -> bytes:
+        return b"\n".join(map(_dumped, rows if isinstance(rows, list) else [rows])) + b"\n"
+
+    return st.one_of(*[mutated_json(good).map(joined)] * 4, broken(joined(good)))
 
 
 def _dumped(value: Any) -> bytes:

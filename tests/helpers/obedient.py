@@ -20,10 +20,6 @@ RIVALS = 4
 class Wavers(Says):
     """Like ``Says``, with another candidate more at each span."""
 
-    def for_prompt(self, prompt: Sequence[int]) -> Wavers:
-        """The engine calls it for each request."""
-        return type(self)(*self._made_of, len(prompt))
-
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         assert self._prompt_length is not None
         at = input_ids.shape[1] - self._prompt_length
@@ -38,7 +34,6 @@ class Wavers(Says):
 
 
 def wavering(engine: CocoaEngine, text: str, every: int = 3) -> dict[str, Any]:
-    """Options for a call that answers with a text."""
     processor = Wavers(engine, text, every)
     return {"logits_processor": [processor], "alpha": 0.0, "max_new_tokens": 400, "max_span_tokens": every}
 
@@ -66,11 +61,9 @@ class Obedient(CocoaEngine):
         self.free.set()
 
     def chat(self, messages: Any, *, config: CocoaConfig | None = None, **options: Any) -> Generation:
-        """As the engine's."""
         return super().chat(messages, **self._forced(messages, config or self.config, options))
 
     def stream_chat(self, messages: Any, *, config: CocoaConfig | None = None, **options: Any) -> SpanStream:
-        """As the engine's."""
         return super().stream_chat(messages, **self._forced(messages, config or self.config, options))
 
     def _forced(

@@ -72,7 +72,7 @@ class Says(LogitsProcessor):
 
     def for_prompt(self, prompt: Sequence[int]) -> Says:
         """The engine calls it for each request."""
-        return Says(*self._made_of, len(prompt))
+        return type(self)(*self._made_of, len(prompt))
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         assert self._prompt_length is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,7 +35,6 @@ class Contrasting(Reference):
         return found
 
     def measured(self, answer: Sequence[int]) -> Tensor:
-        """The same, by passes over the model."""
         raise NotImplementedError
 
     def allowed(self, answer: Sequence[int]) -> Tensor:
@@ -124,40 +124,33 @@ class DiverReference(Reference):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.read: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
+        self.read_back = cache(self.log_prob_of_prompt)
 
     def risk_point(self, here: Branch, competing: list[int]) -> tuple[ReferenceSpan, Branch]:
         self.reads = True
-        try:
-            return super().risk_point(here, competing)
-        finally:
-            self.reads = False
+        outcome = super().risk_point(here, competing)
+        self.reads = False
+        return outcome
 
     def score(self, prompt: Sequence[int], given: Sequence[int]) -> ReferenceGeneration:
         self.reads = True
-        try:
-            return super().score(prompt, given)
-        finally:
-            self.reads = False
+        outcome = super().score(prompt, given)
+        self.reads = False
+        return outcome
 
     def score_of(self, branch: Branch, log_prob: float, mlds: float) -> float:
         if not self.reads:
             return log_prob
-        said = [*branch.before, *branch.token_ids]
-        return log_prob + self.config.diver_weight * (self.read_back(said) - self.read_back(branch.before))
-
-    def read_back(self, answer: Sequence[int]) -> float:
-        key = (tuple(self.prompt), tuple(answer))
-        if key not in self.read:
-            self.read[key] = self.log_prob_of_the_prompt(answer)
-        return self.read[key]
+        prompt, before = tuple(self.prompt), tuple(branch.before)
+        said = (*before, *branch.token_ids)
+        return log_prob + self.config.diver_weight * (self.read_back(prompt, said) - self.read_back(prompt, before))
 
     @torch.no_grad()
-    def log_prob_of_the_prompt(self, answer: Sequence[int]) -> float:
-        ids = torch.tensor([[*self.prompt, *answer, *self.prompt]])
+    def log_prob_of_prompt(self, prompt: tuple[int, ...], answer: tuple[int, ...]) -> float:
+        ids = torch.tensor([[*prompt, *answer, *prompt]])
         log_p = self.model(ids, use_cache=False).logits[0].double().log_softmax(-1)
-        start = len(self.prompt) + len(answer)
-        return sum(float(log_p[start + number - 1, token]) for number, token in enumerate(self.prompt))
+        start = len(prompt) + len(answer)
+        return sum(float(log_p[start + number - 1, token]) for number, token in enumerate(prompt))
 
 
 @contextmanager
@@ -165,9 +158,8 @@ def masked(model: Any, heads: Sequence[tuple[int, int]]) -> Iterator[None]:
     """Zero some heads' query before it is turned by its position."""
     hooks = []
     try:
-        for number, layer in enumerate(
-            model.base_model.h if hasattr(model.base_model, "h") else model.base_model.layers
-        ):
+        layers = model.base_model.h if hasattr(model.base_model, "h") else model.base_model.layers
+        for number, layer in enumerate(layers):
             own = [head for other, head in heads if other == number]
             fused = hasattr(layer, "attn")  # GPT-2: query, key and value in one
             size = model.config.n_embd // model.config.n_head if fused else layer.self_attn.head_dim

@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedTokenizer,
     PreTrainedTokenizerFast,
 )
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 EOS, BOS, PAD = 0, 1, 2
 VOCAB_SIZE = 300
@@ -41,6 +42,7 @@ _COMMON: dict[str, Any] = {
 }
 _HEADS = {"num_attention_heads": 4, "intermediate_size": 64}
 _GROUPED = {**_HEADS, "num_key_value_heads": 2, "head_dim": 8}  # two query heads share a key-value head
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _WINDOW = 8  # of sliding attention: shorter than most sequences in the tests
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -51,10 +53,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3": _GROUPED,
     "qwen3_moe": {
         **_GROUPED,
+        **_EXPERTS,
         "num_experts": 5,
-        "num_experts_per_tok": 2,
         "norm_topk_prob": True,
-        "moe_intermediate_size": 32,
         "mlp_only_layers": [1],
     },
     "gemma2": {**_GROUPED, "sliding_window": _WINDOW},
@@ -92,9 +93,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "linear_num_value_heads": 4,
         "linear_key_head_dim": 8,
         "linear_value_head_dim": 8,
+        **_EXPERTS,
         "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 32,
     },
 }
@@ -108,13 +108,7 @@ _OUTPUT_SCALE = 1.2
 
 
 def tiny_model(architecture: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """A model of one of :data:`ARCHITECTURES` with random weights, float32, in evaluation mode.
-
-    Args:
-        architecture: its name.
-        seed: of the weights.
-        overrides: further fields of its configuration.
-    """
+    """A model of one of :data:`ARCHITECTURES` with random weights, float32, and further fields of its configuration."""
     settings = {**_COMMON, **ARCHITECTURES[architecture], **overrides}
     config = AutoConfig.for_model(architecture.partition("-")[0], **settings)
     torch.manual_seed(seed)
@@ -136,8 +130,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
     A character of several bytes is several tokens unless it is in a small list; some tokens are parts of characters.
     """
-    letters = _byte_letters()
-    vocab = {token: i for i, token in enumerate([*_SPECIAL, *letters])}
+    letters = bytes_to_unicode()
+    vocab = {token: i for i, token in enumerate([*_SPECIAL, *(letters[byte] for byte in range(256))])}
     merges: list[tuple[str, str]] = []
     for text in _MERGED:
         pieces = [letters[byte] for byte in text.encode()]
@@ -155,12 +149,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 class LetterTokenizer(PreTrainedTokenizer):
-    """A tokenizer in Python: every character is a token.
-
-    Args:
-        letters: the characters that it knows.
-        **special: the special tokens, ``unk_token`` among them.
-    """
+    """A tokenizer in Python: every character is a token. ``unk_token`` is among the special ones."""
 
     def __init__(self, letters: Iterable[str], **special: str) -> None:
         self.letters = {letter: number for number, letter in enumerate(letters)}
@@ -168,11 +157,9 @@ class LetterTokenizer(PreTrainedTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """The number of letters."""
         return len(self.letters)
 
     def get_vocab(self) -> dict[str, int]:
-        """The letters and the special tokens."""
         return self.letters | self.added_tokens_encoder
 
     def _tokenize(self, text: str, **_: Any) -> list[str]:
@@ -185,7 +172,6 @@ class LetterTokenizer(PreTrainedTokenizer):
         return [*self.letters][index] if index < len(self.letters) else str(self.unk_token)
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        """The letters as a text."""
         return "".join(tokens)
 
 
@@ -240,16 +226,9 @@ def _fast(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     return fast
 
 
-def _byte_letters() -> list[str]:
-    """The letter by which byte-level BPE writes each byte: itself if it is visible in Latin-1, else one from 256 on."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = iter(range(0x100, 0x200))
-    return [chr(byte if byte in visible else next(hidden)) for byte in range(256)]
-
-
 def token_bytes(tokenizer: PreTrainedTokenizerFast) -> list[bytes]:
     """The bytes each token of one of these tokenizers stands for; nothing for the special ones."""
-    byte_of = {letter: byte for byte, letter in enumerate(_byte_letters())}
+    byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
     byte_level = "<0x00>" not in tokenizer.get_vocab()
     result = []
     for i, token in enumerate(tokenizer.convert_ids_to_tokens(list(range(VOCAB_SIZE)))):
@@ -265,10 +244,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerFast) -> list[bytes]:
 
 
 class WellFormedText(LogitsProcessor):
-    """Bans tokens that would break UTF-8, so that a random model writes characters of one to four bytes.
-
-    The prompt must be well-formed too.
-    """
+    """Bans tokens that would break UTF-8. The prompt must be well-formed too."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.bytes = token_bytes(tokenizer)
@@ -283,13 +259,10 @@ class WellFormedText(LogitsProcessor):
         return scores.masked_fill(torch.stack(pending).to(scores.device), -torch.inf)
 
     def _banned(self, pending: bytes) -> Tensor:
-        return torch.tensor([not _may_begin(pending + token) for token in self.bytes])
-
-
-def _may_begin(text: bytes) -> bool:
-    """Whether a well-formed text can begin so."""
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(text)
-    except UnicodeDecodeError:
-        return False
-    return True
+        banned = torch.zeros(len(self.bytes), dtype=torch.bool)
+        for token, more in enumerate(self.bytes):
+            try:
+                codecs.getincrementaldecoder("utf-8")().decode(pending + more)
+            except UnicodeDecodeError:
+                banned[token] = True
+        return banned

@@ -6,9 +6,8 @@ from collections import Counter
 
 import pytest
 
-from tests.conformance.templates import FOLDER, compared, forged
+from tests.conformance.llama_cpp_files import MODELS, TEMPLATES, check, compared, forged
 from tests.conformance.tools import OMITTED, source_if_there
-from tests.conformance.vocabularies import check, folder_of
 
 pytestmark = pytest.mark.slow
 
@@ -17,14 +16,14 @@ REFUSED = ("bert-bge", "command-r", "deepseek-coder", "deepseek-llm", "falcon", 
 
 
 def test_templates_are_rendered_as_transformers_does() -> None:
-    outcomes = list(compared(source_if_there("llama-cpp-python") / FOLDER))
+    outcomes = list(compared(source_if_there("llama-cpp-python") / TEMPLATES))
     different = {name for name, _, outcome in outcomes if outcome == "differs"}
     assert different == OMITTED["templates"].keys()
     assert Counter(outcome for *_, outcome in outcomes)["equal"] > 300
 
 
 def test_no_text_makes_a_control_token() -> None:
-    attempts = list(forged(source_if_there("llama-cpp-python") / FOLDER, each=False))
+    attempts = list(forged(source_if_there("llama-cpp-python") / TEMPLATES, each=False))
     assert len(attempts) > 400
     assert [(name, kind) for name, kind, _, made in attempts if made] == []
 
@@ -32,6 +31,6 @@ def test_no_text_makes_a_control_token() -> None:
 @pytest.mark.parametrize("name", [*READ, *REFUSED])
 def test_a_vocabulary_has_the_ids_of_llama_cpp(name: str) -> None:
     """Read as llama.cpp reads it, or refused."""
-    compared_texts = check(folder_of(source_if_there("llama-cpp-python")) / f"ggml-vocab-{name}.gguf")
+    compared_texts = check(source_if_there("llama-cpp-python") / MODELS / f"ggml-vocab-{name}.gguf")
     assert (compared_texts is None) == (name in REFUSED)
     assert compared_texts is None or compared_texts >= 47

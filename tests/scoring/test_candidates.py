@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from cocoa_engine import CocoaConfig, CocoaEngine, NonFiniteLogitsError
+from cocoa_engine.equations import SpanLogProb
 from cocoa_engine.execution.backends import Backend
 from cocoa_engine.scoring.candidates import CandidateGrower
 from cocoa_engine.spans import Candidate
@@ -15,6 +17,8 @@ from tests.helpers.inside import assert_idle
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 PROMPT = [5, 6, 7, 8]
+ARCHITECTURES = ("llama", "mistral-sliding", "gemma3_text", "gpt2", "phi", "qwen3", "mamba")
+RULES = get_args(SpanLogProb)
 
 
 def decoded(engine: CocoaEngine, prompt: list[int], text: list[int], config: CocoaConfig) -> list[list[Candidate]]:
@@ -33,7 +37,8 @@ FIGURES = ("log_prob", "con_mlds", "f_mlds", "score", "token_log_probs", "token_
 def assert_alike(grown: list[list[Candidate]], expected: list[list[Candidate]]) -> None:
     for each, others in zip(grown, expected, strict=True):
         for one, other in zip(each, others, strict=True):
-            assert (one.token_ids, one.text, one.is_greedy) == (other.token_ids, other.text, other.is_greedy)
+            for name in ("token_ids", "text", "is_greedy", "ends_answer"):
+                assert getattr(one, name) == getattr(other, name)
             for figure in FIGURES:
                 assert getattr(one, figure) == pytest.approx(getattr(other, figure), abs=2e-3)
 
@@ -60,14 +65,14 @@ def test_as_a_decode_weighs_them_on_the_real_model(engine: CocoaEngine, boundary
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma3_text", "gpt2", "phi", "mamba"])
-def test_on_other_architectures_and_without_a_shared_cache(architecture: str) -> None:
+@pytest.mark.parametrize(("architecture", "rule"), [*zip(ARCHITECTURES, RULES, strict=True)])
+def test_on_other_architectures_by_each_rule_and_without_a_shared_cache(architecture: str, rule: Any) -> None:
     engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer())
-    config = CocoaConfig(max_span_tokens=5, max_candidates=3)
+    config = CocoaConfig(max_span_tokens=5, max_candidates=3, span_boundary="own", span_log_prob=rule)
     text = some_text(engine, PROMPT, 14)
     texts = [text, text[:6], [*text[:3], 9, 10]]
     found = CandidateGrower(engine.session, config)(PROMPT, texts)
-    assert any(found[0])
+    assert any(len({len(one.token_ids) for one in candidates}) > 1 for candidates in found[0])
     for grown, one in zip(found, texts, strict=True):
         assert_alike(grown, decoded(engine, PROMPT, one, config))
 

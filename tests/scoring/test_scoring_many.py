@@ -14,7 +14,7 @@ import torch
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, NonFiniteLogitsError, Runtime, Usage
 from cocoa_engine.execution.backends import KINDS
 from cocoa_engine.execution.backends.shared_cache import SharedCache
-from tests.helpers.alike import assert_alike
+from tests.helpers.alike import assert_alike, assert_all_alike
 from tests.helpers.backends import made
 from tests.helpers.forward_passes import record
 from tests.helpers.hooks import hook_count
@@ -47,18 +47,24 @@ def test_same_figures_as_alone(architecture: str) -> None:
     assert hook_count(engine.model) == 0
 
 
+STEPS: list[tuple[str, int, dict[str, Any]]] = [
+    *((kind, width, {}) for kind in KINDS for width in (1, 3, 128)),
+    ("lean", 9, {"method": "dola", "dola_layers": "1,2"}),  # three rows of a contrast in a step
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("width", [1, 3, 128])
-def test_every_way_and_any_width_of_a_step(kind: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "width", "settings"), STEPS)
+def test_every_way_and_any_width_of_a_step(
+    kind: str, width: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny_model("llama")
     engine, texts = CocoaEngine(model, tiny_tokenizer()), random_texts(8)
-    alone = [engine.score(PROMPT, text) for text in texts]
+    alone = [engine.score(PROMPT, text, **settings) for text in texts]
     chosen = made(model, kind, "transposed")
     monkeypatch.setattr(type(chosen.backend), "paths_per_step", width)
     use_backend(engine, chosen)
-    for one, expected in zip(engine.score(PROMPT, texts), alone, strict=True):
-        assert_alike(one, expected)
+    assert_all_alike(engine.score(PROMPT, texts, **settings), alone)
 
 
 @pytest.mark.slow
@@ -156,18 +162,8 @@ def test_methods_that_read_more_read_the_prompt_once(architecture: str, method: 
         alone = [engine.score(prompt, text, config=config) for text in texts]
         passes = record(engine) if architecture != "mamba" else []
         together = engine.score(prompt, texts, config=config)
-        for one, expected in zip(together, alone, strict=True):
-            assert_alike(one, expected)
+        assert_all_alike(together, alone)
         if passes:  # twice the prompt and the texts; one of a single token needs no pass before it to be contrasted
             contrasted_alone = method != "diver" and len(prompt) == 1
             assert len(passes) == (3 if contrasted_alone else 4)
             assert {one.usage.forward_passes for one in together} == {len(passes)}
-
-
-def test_a_long_text_is_contrasted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    texts = random_texts(4)
-    alone = [engine.score(PROMPT, text, method="dola", dola_layers="1,2") for text in texts]
-    monkeypatch.setattr(SharedCache, "paths_per_step", 9)  # three rows in a step
-    for one, expected in zip(engine.score(PROMPT, texts, method="dola", dola_layers="1,2"), alone, strict=True):
-        assert_alike(one, expected)

@@ -25,11 +25,15 @@ def record(text: str, *parts: tuple[int, int], id: str = "1", label: bool | None
     return LabelledText(id, PROMPT, text, "?", label, tuple(LabelledSpan(*part) for part in parts), PROMPT)
 
 
-def test_the_engines_figures_on_the_real_model(engine: CocoaEngine) -> None:
-    config = CocoaConfig()
-    profiles = Profiler(engine.session, config)(PROMPT, TEXTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2", "mamba", "opt", None])
+def test_the_engines_figures(architecture: str | None, engine: CocoaEngine) -> None:
+    """On the real model, and on tiny ones."""
+    engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer()) if architecture else engine
+    layers = engine.info().num_layers
+    profiles = Profiler(engine.session, CocoaConfig())(PROMPT, TEXTS)
     for final in FINALS:
-        for window in ((10, 20), (0, 29), (3, 4)):
+        for window in ((layers // 3, 2 * layers // 3), (0, layers - 1), (3, 4)):
             scored = engine.score(PROMPT, TEXTS, final_layer=final, middle_layers=window)
             for profile, one in zip(profiles, scored, strict=True):
                 (span,) = one.spans
@@ -39,18 +43,6 @@ def test_the_engines_figures_on_the_real_model(engine: CocoaEngine) -> None:
                     assert getattr(profile, name) == near(getattr(span, f"token_{name}"))
                 assert float(whole.con_mlds(window)) == near(span.con_mlds)
                 assert float(whole.f_mlds(window, final)) == near(span.f_mlds)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2", "mamba", "opt"])
-def test_the_engines_figures_on_other_architectures(architecture: str) -> None:
-    engine, text = CocoaEngine(tiny_model(architecture), tiny_tokenizer()), "abc the sea"
-    (profile,) = Profiler(engine.session, CocoaConfig())([5, 6, 7, 8], [text])
-    whole = profile.span(0, len(profile.token_ids))
-    for final in FINALS:
-        (span,) = engine.score([5, 6, 7, 8], text, final_layer=final).spans
-        assert float(whole.f_mlds((2, 4), final)) == near(span.f_mlds)
-        assert float(whole.con_mlds((2, 4))) == near(span.con_mlds)
 
 
 def test_what_a_greedy_decode_takes_competes_as_in_the_decode() -> None:

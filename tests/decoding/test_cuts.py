@@ -1,21 +1,33 @@
-"""A stop only cuts: what stands before it is what the answer without a stop says there."""
+"""Stops and ``max_new_tokens`` only cut: what stands before is what the answer without them says there."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from transformers import StoppingCriteria, StoppingCriteriaList
 
 from cocoa_engine import CocoaEngine, Generation, Runtime
 from cocoa_engine.config import MethodName
+from tests.helpers.alike import answers, near
+from tests.helpers.forward_passes import record, steps
+from tests.helpers.mutations import fuzz
 from tests.helpers.prompts import PROMPTS
 from tests.helpers.rivals import config_of
-from tests.helpers.tiny_models import BOS, PAD, WellFormedText, sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import (
+    BOS,
+    PAD,
+    VOCAB_SIZE,
+    WellFormedText,
+    sentencepiece_like_tokenizer,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 TOKENIZERS = {"byte-level": tiny_tokenizer, "sentencepiece": sentencepiece_like_tokenizer}
 PROMPT_TEXTS = ["the ", "das ist", "日本", "Ω 😀", "да, да", "\n\n"]
@@ -28,62 +40,51 @@ def engine_with(tokenizer: str, architecture: str, draft_tokens: int) -> CocoaEn
     return CocoaEngine(model, TOKENIZERS[tokenizer](), runtime=Runtime(draft_tokens=draft_tokens))
 
 
-class EndsOn(StoppingCriteria):
-    """The answer ends with any of some tokens."""
-
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = tokens
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> bool:
-        return int(input_ids[0, -1]) in self.tokens
-
-
-def token_ends(answer: Generation) -> list[int]:
-    return [end for span in answer.spans for end in span.token_ends]
-
-
-def first_stop(free: Generation, stops: list[str], ids: list[int]) -> tuple[int, str] | None:
-    """After how many tokens of an answer without stops it stops, and the text before the stop; `None` if it does not.
-
-    Args:
-        stops: the stop texts.
-        ids: tokens at which it stops too.
-    """
-    for number, (token_id, end) in enumerate(zip(free.token_ids, token_ends(free), strict=True), 1):
+def first_stop(free: Generation, stops: Sequence[str], ids: Sequence[int], most: int) -> tuple[int, str] | None:
+    """After how many tokens an answer without stops would stop, and the text before the stop; `None` if nowhere."""
+    ends = [end for span in free.spans for end in span.token_ends]
+    for number, (token_id, end) in enumerate(zip(free.token_ids, ends, strict=True), 1):
         text = free.text[:end]
         if met := [text.find(stop) for stop in stops if stop in text]:
             return number, text[: min(met)]
-        if token_id in ids:
+        if token_id in ids or number == most:
             return number, text
     return None
 
 
-def assert_only_cut(stopped: Generation, free: Generation, stops: list[str], ids: list[int]) -> None:
+def assert_only_cut(
+    stopped: Generation, free: Generation, stops: Sequence[str] = (), ids: Sequence[int] = (), most: int = 1000
+) -> None:
     """The stopped answer is the free one up to the first stop, span by span."""
-    at = first_stop(free, stops, ids)
+    at = first_stop(free, stops, ids, most)
     tokens, text = (len(free.token_ids), free.text) if at is None else at
     assert stopped.token_ids == free.token_ids[:tokens]
     assert stopped.text == text
     assert "".join(span.text for span in stopped.spans) == text
-    reasons = {free.finish_reason} if at is None else {"stop", "risk"} | {free.finish_reason}
-    assert stopped.finish_reason in reasons
+    if most < len(free.token_ids):
+        assert stopped.finish_reason == "length"
+    else:
+        reasons = {free.finish_reason} if at is None else {"stop", "risk"} | {free.finish_reason}
+        assert stopped.finish_reason in reasons
     for span, whole in zip(stopped.spans, free.spans, strict=False):
         count = len(span.token_ids)
         assert (span.kind, span.token_ids, span.chosen) == (whole.kind, whole.token_ids[:count], whole.chosen)
         assert whole.text[: len(span.text)] == span.text
         assert len(span.text) == len(whole.text) or span.end == len(text)
         assert span.token_log_probs == pytest.approx(whole.token_log_probs[:count], rel=1e-4, abs=1e-6)
+        assert len(span.token_log_probs) == len(span.token_margins) == len(span.token_entropies) == count
         assert [one.token_ids for one in span.candidates] == [one.token_ids for one in whole.candidates]
         assert [one.text for one in span.candidates] == [one.text for one in whole.candidates]
         assert [one.score for one in span.candidates] == pytest.approx(
             [one.score for one in whole.candidates], rel=1e-4
         )
         if count == len(whole.token_ids):
-            assert (span.risk, span.score) == pytest.approx((whole.risk, whole.score), rel=1e-4)
+            figures = (whole.risk, whole.score, whole.f_mlds)
+            assert (span.risk, span.score, span.f_mlds) == pytest.approx(figures, rel=1e-4)
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@fuzz(60)
 @given(data=st.data())
 def test_a_stop_only_cuts(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """For every method and rule: texts that stand anywhere in the answer, special tokens, and stopping criteria."""
@@ -125,7 +126,7 @@ def test_a_stop_only_cuts(data: st.DataObject, tmp_path_factory: pytest.TempPath
     ids = pick(st.lists(st.sampled_from(free.token_ids), max_size=2)) if pick(st.booleans()) else []
     stopping: dict[str, Any] = {**shared, "stop": [*stops, *(["<bos>", "<pad>"] if special else [])]}
     if ids:
-        stopping["stopping_criteria"] = StoppingCriteriaList([EndsOn(ids)])
+        stopping["stopping_criteria"] = lambda input_ids, _: int(input_ids[0, -1]) in ids
 
     stopped = engine.generate(prompt, **stopping)
 
@@ -144,20 +145,82 @@ def test_a_stop_in_a_grammar_only_cuts(engine: CocoaEngine) -> None:
     free = engine.generate(PROMPTS["json"], max_new_tokens=24, logits_processor=grammar)
     for stop in ('"', '",', "river", free.text[9:13]):
         stopped = engine.generate(PROMPTS["json"], max_new_tokens=24, logits_processor=grammar, stop=stop)
-        assert_only_cut(stopped, free, [stop], [])
+        assert_only_cut(stopped, free, [stop])
 
 
-def test_criteria_are_asked_of_the_answer_alone() -> None:
-    """Once for each token of the answer, in order: not of candidates that are dropped."""
-    engine = engine_with("byte-level", "llama", 6)
-    seen: list[list[int]] = []
+LONGEST = 20
+BRANCHING: dict[str, Any] = {"max_new_tokens": LONGEST, "gamma": 0.15, "max_span_tokens": 6}
+METHODS = ("greedy", "cocoa", "cocoa-sig", "diver", "dola", "decore")
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    *(("cocoa-sig", {"span_boundary": boundary}) for boundary in ("left", "own", "fixed")),
+    ("cocoa-sig", {"temperature": 2.0, "seed": 3}),
+    ("cocoa-sig", {"stop": ("a", "e")}),
+    ("cocoa", {"span_log_prob": "end_mean"}),
+]
+LIMITED = [
+    *((architecture, method, {}) for architecture in ("llama", "gemma3_text", "qwen3") for method in METHODS),
+    *((architecture, *settings) for architecture in ("llama", "mamba", "gpt_neo") for settings in SETTINGS),
+]
 
-    class Notes(StoppingCriteria):
-        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> bool:
-            seen.append(input_ids[0].tolist())
-            return False
 
-    prompt = list(range(5, 15))
-    answer = engine.generate(prompt, stopping_criteria=Notes(), gamma=0.1, max_new_tokens=20)
-    assert answer.usage.risk_points > 1
-    assert seen == [[*prompt, *answer.token_ids[:count]] for count in range(1, len(answer.token_ids) + 1)]
+@cache
+def limited(architecture: str, **overrides: int) -> CocoaEngine:
+    model = tiny_model(architecture, seed=1, **overrides)
+    return CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
+
+
+def prompts() -> list[list[int]]:
+    dice = random.Random(11)
+    return [[dice.randrange(20, VOCAB_SIZE) for _ in range(length)] for length in (3, 8)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "method", "settings"), LIMITED, ids=str)
+def test_the_first_tokens_do_not_depend_on_the_limit(
+    architecture: str, method: str, settings: Any, tmp_path: Path
+) -> None:
+    engine = limited(architecture)
+    config = config_of(method, engine.model, tmp_path, **BRANCHING, **settings)
+    whole = [engine.generate(prompt, config=config) for prompt in prompts()]
+    assert any(len(answer.token_ids) > 8 for answer in whole) or config.stop
+    for most in (1, 4, 13, LONGEST - 1):
+        shorter = config.replace(max_new_tokens=most)
+        batch = engine.generate_batch(prompts(), config=shorter)
+        for prompt, answer, in_batch in zip(prompts(), whole, batch, strict=True):
+            assert_only_cut(engine.generate(prompt, config=shorter), answer, most=most)
+            assert_only_cut(in_batch, answer, most=most)
+        (streamed,) = answers(engine.stream(prompts()[0], config=shorter))
+        assert_only_cut(streamed, whole[0], most=most)
+
+
+def test_a_cut_span_has_the_figures_of_its_tokens_and_uncut_candidates() -> None:
+    engine, settings = limited("llama"), {**BRANCHING, "span_boundary": "fixed"}
+    prompt, _ = prompts()
+    whole = engine.generate(prompt, **settings)
+    before = cut = 0
+    for span in whole.spans:
+        if span.kind == "risk_point" and len(span.token_ids) > 2 and before + 2 < LONGEST:
+            last = engine.generate(prompt, **{**settings, "max_new_tokens": before + 2}).spans[-1]
+            given = engine.score([*prompt, *whole.token_ids[:before]], span.token_ids[:2]).spans[0]
+            assert last.token_ids == span.token_ids[:2]
+            assert (last.f_mlds, last.con_mlds) == near((given.f_mlds, given.con_mlds))
+            assert last.log_prob == pytest.approx(sum(last.token_log_probs))
+            assert last.candidates[last.chosen or 0].token_ids == span.token_ids
+            cut += 1
+        before += len(span.token_ids)
+    assert cut
+
+
+def test_the_context_window_bounds_the_branches_and_not_the_limit() -> None:
+    engine = limited("llama", max_position_embeddings=32)
+    _, prompt = prompts()
+    settings: dict[str, Any] = {"gamma": 0.05, "span_boundary": "fixed", "max_span_tokens": 16}
+    passes = record(engine)
+    whole = engine.generate(prompt, max_new_tokens=500, **settings)
+    assert len(prompt) + len(whole.token_ids) == 32
+    assert whole.finish_reason == "length"
+    for most in (1, 5, 20):
+        assert_only_cut(engine.generate(prompt, max_new_tokens=most, **settings), whole, most=most)
+    assert steps(passes)
+    fed = [end for span in whole.spans for end in (len(one.token_ids) for one in span.candidates)]
+    assert max(fed) <= 16

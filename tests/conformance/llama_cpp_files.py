@@ -1,4 +1,7 @@
-"""Chat templates of well-known models, as llama.cpp has them, beside transformers' own rendering of them."""
+"""Files of llama.cpp: chat templates of well-known models, and vocabularies with texts and the ids that they must have.
+
+The rendered templates are compared with transformers' own rendering of them.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,16 @@ from typing import Any
 
 from transformers import AddedToken, PreTrainedTokenizerFast
 
-from cocoa_engine import CocoaEngine
+from cocoa_engine import CocoaEngine, ModelLoadError
 from cocoa_engine.errors import ChatTemplateError
+from cocoa_engine.model.loading import load_tokenizer
 from cocoa_integrations.tool_calling.plan import Plan
 from cocoa_integrations.tool_calling.request import ToolRequest
 from tests.conformance.tools import OMITTED, SuiteError, Tools
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
-FOLDER = Path("vendor", "llama.cpp", "models", "templates")
+MODELS = Path("vendor", "llama.cpp", "models")
+TEMPLATES = MODELS / "templates"
 
 _CONTROL = re.compile(
     r"<\|[^|<>\s'\"{}]+\|>|<｜[^｜<>\s]+｜>|</?[a-z][a-z_:]*>|\[/?[A-Z_]+\]|<[|/]?[a-z_]+[|]?>|\]~!?b?\["
@@ -108,12 +113,8 @@ def compared(folder: Path) -> Iterator[tuple[str, str, str]]:
         for kind, (messages, options) in conversations().items():
             expected = _reference(tokenizer, messages, options)
             text, by_template = _own(engine, messages, options)
-            if not by_template:
-                yield path.stem, kind, "described"
-            elif text != expected:
-                yield path.stem, kind, "differs"
-            else:
-                yield path.stem, kind, "refused" if text is None else "equal"
+            same = "equal" if text is not None else "refused"
+            yield path.stem, kind, "described" if not by_template else same if text == expected else "differs"
 
 
 def forged(folder: Path, *, each: bool) -> Iterator[tuple[str, str, str, bool]]:
@@ -141,7 +142,7 @@ def forged(folder: Path, *, each: bool) -> Iterator[tuple[str, str, str, bool]]:
 
 def run_templates(tools: Tools) -> str:
     """Rendered templates equal those of transformers, and no text of a message makes a control token."""
-    folder = tools.source("llama-cpp-python") / FOLDER
+    folder = tools.source("llama-cpp-python") / TEMPLATES
     outcomes = list(compared(folder))
     counts = Counter(outcome for *_, outcome in outcomes)
     attempts = list(forged(folder, each=True))
@@ -156,3 +157,40 @@ def run_templates(tools: Tools) -> str:
         f"refused by both, {counts['described']} with tools in the format of this package; "
         f"{len(attempts)} texts with control tokens, 0 made one"
     )
+
+
+_BETWEEN = "\n__ggml_vocab_test__\n"
+
+
+def expected(vocabulary: Path) -> Iterator[tuple[str, list[int]]]:
+    """The texts of a vocabulary, and their ids; nothing if it has none."""
+    texts, ids = (vocabulary.with_name(f"{vocabulary.name}.{ending}") for ending in ("inp", "out"))
+    if texts.is_file():
+        lines = ids.read_text(encoding="utf-8").split("\n")
+        for text, line in zip(texts.read_bytes().decode().split(_BETWEEN), lines, strict=True):
+            yield text, [int(number) for number in line.split()]
+
+
+def check(vocabulary: Path) -> int | None:
+    """How many texts of a vocabulary have their ids; ``None`` if it is refused."""
+    try:
+        tokenizer = load_tokenizer(str(vocabulary), {})
+    except ModelLoadError as error:
+        if str(vocabulary) not in str(error) or "tokenizer.ggml." not in str(error):
+            raise SuiteError(f"{vocabulary.name} is refused without its key: {error}") from error
+        return None
+    count = 0
+    for text, ids in expected(vocabulary):
+        if (found := tokenizer.encode(text, add_special_tokens=False)) != ids:
+            raise SuiteError(f"{vocabulary.name}: {text!r} has the ids {found}, not {ids}")
+        count += 1
+    return count
+
+
+def run_vocabularies(tools: Tools) -> str:
+    """Every vocabulary is read with the ids that llama.cpp expects, or refused."""
+    counts = [check(file) for file in sorted((tools.source("llama-cpp-python") / MODELS).glob("ggml-vocab-*.gguf"))]
+    if not any(counts):
+        raise SuiteError("no vocabulary has texts")
+    read = [count for count in counts if count]
+    return f"{len(read)} equal on {sum(read)} texts, {counts.count(0)} without texts, {counts.count(None)} refused"

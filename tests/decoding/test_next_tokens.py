@@ -1,0 +1,260 @@
+"""Next-token distributions: entropies, margins, ties, overflow, and ``top_logprobs`` against plain forward passes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
+
+from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Generation, NonFiniteLogitsError, Runtime
+from cocoa_engine.decoding.next_tokens import next_tokens, row_statistics
+from cocoa_engine.execution.backends import KINDS
+from tests.helpers.alike import answers, near
+from tests.helpers.backends import WANTED, made
+from tests.helpers.engines import prompt as random_prompt
+from tests.helpers.libraries import needs_kernels
+from tests.helpers.rivals import config_of
+from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
+
+LOGITS = st.lists(st.floats(-60, 60, width=32) | st.just(-math.inf), min_size=2, max_size=40).filter(
+    lambda values: any(value > -math.inf for value in values)
+)
+
+
+@given(LOGITS)
+def test_entropy_and_margin_are_those_of_float64(values: list[float]) -> None:
+    logits = torch.tensor([values])
+    allowed = torch.tensor([value for value in values if value > -math.inf], dtype=torch.float64).log_softmax(0)
+    best = allowed.sort(descending=True)[0]
+    (row,) = next_tokens(logits, 2)
+    assert row is not None
+    assert row.entropy == pytest.approx(-(allowed.exp() * allowed).sum().item(), abs=1e-4)
+    assert 0 <= row.entropy <= math.log(len(values)) + 1e-4
+    assert row.margin == pytest.approx((best[0] - best[1]).item() if len(best) > 1 else math.inf, abs=1e-4)
+    assert row.log_probs[0] == pytest.approx(best[0].item(), abs=1e-4)
+
+
+def test_rows_with_one_allowed_token_and_without_any() -> None:
+    """One token has no entropy and an infinite margin."""
+    logits = torch.full((4, 50), -math.inf)
+    logits[0, 7], logits[2, 2], logits[3, 0] = 3.0, math.nan, math.inf
+    row, *others = next_tokens(logits, 2)
+    assert row is not None
+    assert (row.token_ids, row.log_probs, row.entropy, row.margin) == ((7,), (0.0,), 0.0, math.inf)
+    assert others == [None, None, None]
+
+
+def test_rows_with_forbidden_tokens_leave_the_others_alone() -> None:
+    logits = torch.randn(5, 70, generator=torch.Generator().manual_seed(1)) * 8
+    mixed, others = logits.clone(), [0, 1, 3, 4]
+    mixed[2, 3:] = -math.inf
+    (plain_sum, plain_entropy), (log_sum, entropy) = (row_statistics(of, of.amax(dim=1)) for of in (logits, mixed))
+    assert torch.allclose(log_sum, mixed.logsumexp(dim=1), rtol=1e-5)
+    assert torch.equal(log_sum[others], plain_sum[others])
+    assert torch.equal(entropy[others], plain_entropy[others])
+    assert 0 <= entropy[2] <= math.log(3)
+
+
+def test_a_whole_vocabulary_is_summed_exactly_and_a_near_certain_token_keeps_its_small_entropy() -> None:
+    logits = torch.randn(3, 50_000, generator=torch.Generator().manual_seed(2)) * 4
+    exact = logits.double().log_softmax(dim=1)
+    for layout in (logits, logits.t().contiguous().t()):
+        log_sum, entropy = row_statistics(layout, layout.amax(dim=1))
+        assert torch.allclose(log_sum.double(), logits.double().logsumexp(dim=1), atol=3e-6, rtol=0)
+        assert torch.allclose(entropy.double(), -(exact.exp() * exact).sum(dim=1), atol=3e-5, rtol=0)
+    _, entropy = row_statistics(torch.tensor([[18.0, 0.0]]), torch.tensor([18.0]))
+    p = 1 / (1 + math.exp(18.0))
+    assert entropy.item() == pytest.approx(-p * math.log(p) - (1 - p) * math.log1p(-p), rel=0.1)
+
+
+def test_where_one_token_is_allowed_the_margin_is_infinite_and_survives_json() -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    forbidden = torch.tensor([token_id for token_id in range(VOCAB_SIZE) if token_id != 7])
+    only_seven = lambda _, scores: scores.index_fill(1, forbidden, -math.inf)  # noqa: E731
+    answer = engine.generate([5, 6], logits_processor=only_seven, max_new_tokens=3, top_logprobs=3)
+    for name, value in {"token_margins": math.inf, "token_entropies": 0.0, "top_log_probs": [(7, 0.0)]}.items():
+        assert [each for span in answer.spans for each in getattr(span, name)] == [value] * 3
+    assert Generation.model_validate_json(answer.model_dump_json()) == answer
+
+
+COPIES = 5
+LINEARS = ("native", "stock")
+
+
+def with_ties() -> Any:
+    """A model in which every token has the logit of ``COPIES - 1`` others, with ids far from its own.
+
+    A logit is one number of the last state or its negative: the same in whatever order a processor sums products.
+    """
+    model = tiny_model("llama", tie_word_embeddings=False)
+    with torch.no_grad():
+        head = model.get_output_embeddings().weight
+        one = torch.eye(head.shape[1])
+        head.copy_(torch.cat((one, -one))[: VOCAB_SIZE // COPIES].repeat(COPIES, 1))
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def tops_of(answer: Generation) -> list[list[tuple[int, float]]]:
+    return [top for span in answer.spans for top in span.top_log_probs or ()]
+
+
+def ids(answer: Generation) -> list[Any]:
+    candidates = [[candidate.token_ids for candidate in span.candidates] for span in answer.spans]
+    spans = [span.token_ids for span in answer.spans]
+    return [spans, candidates, [[token_id for token_id, _ in top] for top in tops_of(answer)]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_equal_logits_are_ranked_by_id(method: str, tmp_path: Path) -> None:
+    model, prompts = with_ties(), [[5, 6, 7], [20, 30, 40, 50]]
+    config = config_of(method, model, tmp_path, max_new_tokens=10, top_logprobs=7, max_candidates=3, gamma=0.2)
+    native, stock = (CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(linears=each)) for each in LINEARS)
+    forbid = [lambda _, scores: scores.index_fill(1, torch.arange(0, VOCAB_SIZE, 2), -torch.inf)]
+    for options in ({}, {"logits_processor": forbid}):
+        expected = native.generate(prompts[0], config=config, **options)
+        answers = stock.generate_batch(prompts, config=config, **options)
+        assert ids(answers[0]) == ids(stock.generate(prompts[0], config=config, **options)) == ids(expected)
+        if not options and method == "greedy":
+            assert max(expected.token_ids) < VOCAB_SIZE // COPIES  # the first of its copies
+        for top in tops_of(expected):
+            assert top == sorted(top, key=lambda pair: (-pair[1], pair[0]))
+
+
+@pytest.mark.parametrize("linears", LINEARS)
+def test_equal_logits_of_given_texts_are_ranked_by_id(linears: Any) -> None:
+    engine = CocoaEngine(with_ties(), tiny_tokenizer(), runtime=Runtime(linears=linears))
+    prompt, texts = [5, 6, 7], [[11, 12, 13], [11, 14, 15, 16]]
+    alone = [engine.score(prompt, text, top_logprobs=COPIES + 2) for text in texts]
+    together = engine.score(prompt, texts, top_logprobs=COPIES + 2)
+    for answer, text in zip([*alone, *together], texts * 2, strict=True):
+        assert len(tops_of(answer)) == len(text)
+        for top in tops_of(answer):
+            highest = [token_id for token_id, _ in top[:COPIES]]
+            assert highest == [highest[0] + copy * VOCAB_SIZE // COPIES for copy in range(COPIES)]
+            assert [token_id for token_id, _ in top[COPIES:]] == [top[COPIES][0], top[COPIES][0] + VOCAB_SIZE // COPIES]
+            assert top == sorted(top, key=lambda pair: (-pair[1], pair[0]))
+    assert [*map(ids, alone)] == [*map(ids, together)]
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_kernels), False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_last_of_the_most_probable_tokens_is_the_lowest_id_among_equals(native: bool, dtype: torch.dtype) -> None:
+    logits = torch.zeros(3, 400, dtype=dtype)
+    logits[0, [3, 399]] = 2.0
+    logits[1, :] = -torch.inf
+    logits[1, [5, 9, 300]] = 1.0
+    logits[2, 100:200] = 1.0
+    rows = next_tokens(logits, 4, native=native)
+    assert [row and row.token_ids for row in rows] == [(3, 399, 0, 1), (5, 9, 300), (100, 101, 102, 103)]
+
+
+RUNTIMES: list[dict[str, Any]] = [{"linears": "native"}, {"linears": "stock"}, {"forward": "modules"}]
+
+
+def overflowing(part: str) -> Any:
+    model = tiny_model("llama")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if part in name:
+                weight.mul_(1e20)
+    return model
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES, ids=str)
+@pytest.mark.parametrize("part", ["embed_tokens", "down_proj", "v_proj", "gate_proj"])
+def test_an_overflow_is_an_error(part: str, runtime: dict[str, Any]) -> None:
+    """The states are finite, but their mean square is not: torch's norm makes them 0, and all logits equal."""
+    engine = CocoaEngine(overflowing(part), tiny_tokenizer(), runtime=Runtime(**runtime))
+    for message, call in (
+        ("token 5 of the sequence", lambda: engine.generate([5, 6, 7, 20, 30], max_new_tokens=4)),
+        ("token 2 of the sequence", lambda: next(engine.stream([5, 6]))),
+        ("text to score", lambda: engine.score([5, 6], [7, 8])),
+        ("texts to score", lambda: engine.score([5, 6], [[7, 8], [9]])),
+    ):
+        with pytest.raises(NonFiniteLogitsError, match=message):
+            call()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "static_lean"])
+def test_an_overflow_is_noticed_by_each_backend(kind: str) -> None:
+    backend = made(overflowing("embed_tokens"), kind, "stock").backend
+    (tree,) = backend.open([[5, 6, 7]], 4, WANTED)
+    assert next_tokens(backend.prefill(tree)[None], 3) == [None]
+    assert next_tokens(backend.step([(tree, [(8,), (9,)])])[0].logits, 3) == [None, None]
+
+
+COUNT = 5
+
+
+@pytest.fixture(scope="module")
+def engine() -> CocoaEngine:
+    return CocoaEngine(tiny_model("llama", seed=6), tiny_tokenizer())
+
+
+def check(engine: CocoaEngine, prompt: list[int], answer: Generation, processors: Any = ()) -> None:
+    """For each token of an answer: the most probable tokens and their log-probabilities, from one forward pass."""
+    ids, at = torch.tensor([[*prompt, *answer.token_ids]]), len(prompt)
+    with torch.inference_mode():
+        logits = engine.model(ids).logits[0].float()
+    for span in answer.spans:
+        for token_id, log_prob, top in zip(span.token_ids, span.token_log_probs, span.top_log_probs or (), strict=True):
+            scores = LogitsProcessorList(processors)(ids[:, :at], logits[at - 1][None])[0]
+            expected = scores.log_softmax(-1).topk(COUNT)
+            assert log_prob == near(dict(top).get(token_id, log_prob))
+            assert [token_id for token_id, _ in top] == expected.indices.tolist()
+            assert [value for _, value in top] == near(expected.values.tolist())
+            at += 1
+    assert at == ids.shape[1]
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"method": "greedy"},
+    {"max_candidates": 2},
+    {"max_candidates": 8, "span_boundary": "own"},
+    {"repetition_penalty": 1.4},
+    {"method": "greedy", "repetition_penalty": 1.4},
+    {"method": "dola", "dola_layers": "1,2", "repetition_penalty": 1.0},  # the model's own distribution
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_they_are_those_of_a_plain_forward_pass(engine: CocoaEngine, options: dict[str, Any]) -> None:
+    """Of answers alone, streams and batches. Recording changes nothing else."""
+    prompts = [random_prompt(seed) for seed in range(3)]
+    penalty = options.get("repetition_penalty")
+    processors = [RepetitionPenaltyLogitsProcessor(penalty)] if penalty not in (None, 1.0) else []
+    plain = engine.generate(prompts[0], **options, max_new_tokens=24)
+    assert all(span.top_log_probs is None for span in plain.spans)
+    settings = {**options, "max_new_tokens": 24, "top_logprobs": COUNT}
+    alone, (streamed,) = engine.generate(prompts[0], **settings), answers(engine.stream(prompts[0], **settings))
+    assert plain.token_ids == alone.token_ids == streamed.token_ids
+    assert Generation.model_validate_json(alone.model_dump_json()) == alone
+    batch = engine.generate_batch(prompts, **settings)
+    for prompt, answer in zip([prompts[0], prompts[0], *prompts], [alone, streamed, *batch], strict=True):
+        check(engine, prompt, answer, processors)
+
+
+@pytest.mark.parametrize("divide", [False, True])
+@pytest.mark.parametrize("many", [False, True])
+def test_given_texts_have_them(engine: CocoaEngine, divide: bool, many: bool) -> None:
+    prompt, config = random_prompt(1), CocoaConfig(method="greedy", max_new_tokens=12, top_logprobs=COUNT)
+    text = [*engine.generate(prompt, config=config).token_ids[:6], 40, 41]
+    assert len(text) == 8
+    given: Any = [text, [*text[:3], 50], text[:1]] if many else text
+    scored: Any = engine.score(prompt, given, config=config, divide=divide)
+    for one in scored if many else [scored]:
+        check(engine, prompt, one)
+    tokens = [
+        (token_id == top[0][0], log_prob == top[0][1])
+        for span in (scored[0] if many else scored).spans
+        for token_id, log_prob, top in zip(span.token_ids, span.token_log_probs, span.top_log_probs or (), strict=True)
+    ]
+    assert tokens == [(True, True)] * 6 + [(False, False)] * 2  # exactly equal: clients compare the two

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,17 +140,13 @@ def test_other_arguments(idle: CocoaEngine) -> None:
         CocoaEngine(idle.model, idle.tokenizer, config={"alpha": 1})  # type: ignore[arg-type]
 
 
-def test_callables_that_return_something_else() -> None:
+def test_callables_that_return_something_else_and_extreme_settings_that_are_survived() -> None:
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     for result in (lambda s: None, lambda s: s[0], lambda s: s[:, :10], lambda s: s.tolist()):
         with pytest.raises(ConfigError, match="logits processor function must return a tensor"):
             engine.generate([5, 6], logits_processor=lambda _, scores: result(scores))  # noqa: B023
     with pytest.raises(ConfigError, match="stopping criterion function must return a bool"):
         engine.generate([5, 6], stopping_criteria=lambda ids, scores: None)
-
-
-def test_extreme_settings_are_survived() -> None:
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     best = engine.generate([5, 6], max_new_tokens=8)
     assert engine.generate([5, 6], max_new_tokens=8, temperature=5e-324, seed=1).token_ids == best.token_ids
     engine.generate([5, 6], max_new_tokens=4, max_candidates=1000)
@@ -179,13 +176,10 @@ NO_CAUSAL_LM: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("message", NO_CAUSAL_LM)
-def test_models_that_are_no_causal_lm(message: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=message):
-        CocoaEngine(NO_CAUSAL_LM[message](), tiny_tokenizer())
-
-
-def test_the_fewest_layers_and_no_tokenizer() -> None:
+def test_models_that_are_no_causal_lm_the_fewest_layers_and_no_tokenizer() -> None:
+    for message, make in NO_CAUSAL_LM.items():
+        with pytest.raises(UnsupportedModelError, match=message):
+            CocoaEngine(make(), tiny_tokenizer())
     model = tiny_model("llama", num_hidden_layers=3)
     CocoaEngine(model, tiny_tokenizer()).generate("a", max_new_tokens=3)
     with pytest.raises(UnsupportedModelError, match="the tokenizer is a NoneType"):
@@ -237,15 +231,16 @@ def test_text_with_a_lone_surrogate() -> None:
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     engine = CocoaEngine(tiny_model("llama"), tokenizer)
     bad, where = "a\ud800b", r"has a lone surrogate \(U\+D800\) at character 1"
-    for ask in each_call(engine):
-        with pytest.raises(PromptError, match=f"the prompt {where}"):
-            ask(bad)
-    with pytest.raises(PromptError, match=f"the text {where}"):
-        engine.encode(bad)
+    chat = [{"role": "system", "content": "Hi"}, {"role": "user", "content": bad}]
+    for named, call in (
+        *(("the prompt", partial(ask, bad)) for ask in each_call(engine)),
+        ("the text", partial(engine.encode, bad)),
+        (r"content of message 1 \(user\)", partial(engine.chat, chat)),
+    ):
+        with pytest.raises(PromptError, match=f"{named} {where}"):
+            call()
     with pytest.raises(PromptError, match="lone surrogate"):
         engine.score("a", bad)
-    with pytest.raises(PromptError, match=rf"content of message 1 \(user\) {where}"):
-        engine.chat([{"role": "system", "content": "Hi"}, {"role": "user", "content": bad}])
     assert engine.encode("a\U0001f600b")  # a character of two surrogates in UTF-16
 
 

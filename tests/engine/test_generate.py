@@ -93,7 +93,7 @@ def test_settings_override_single_fields(engine: CocoaEngine) -> None:
     assert all(span.score == pytest.approx(span.log_prob - span.con_mlds) for span in out.spans)
 
 
-def test_prompts_as_token_ids_and_finish_reasons(engine: CocoaEngine) -> None:
+def test_prompts_as_token_ids_finish_reasons_and_chats(engine: CocoaEngine) -> None:
     by_text = engine.generate(QUESTION, max_new_tokens=4)
     assert by_text.finish_reason == "length"
     ids = engine.encode(QUESTION)
@@ -103,17 +103,13 @@ def test_prompts_as_token_ids_and_finish_reasons(engine: CocoaEngine) -> None:
     assert eos.finish_reason == "eos"
     assert eos.token_ids[-1] == engine.tokenizer.eos_token_id
     assert "<|im_end|>" not in eos.text
-
-
-def test_chat_applies_the_template(engine: CocoaEngine) -> None:
-    text = engine.render_chat(MESSAGES)
+    text, timeline = engine.render_chat(MESSAGES), Timeline()
     assert text.endswith("<|im_start|>assistant\n")
     assert "Name two colours." in text
-    timeline = Timeline()
-    out = engine.chat(MESSAGES, max_new_tokens=8, timeline=timeline)
+    chat = engine.chat(MESSAGES, max_new_tokens=8, timeline=timeline)
     assert in_order(timeline)
-    assert out == engine.generate(engine.encode(text, add_special_tokens=False), max_new_tokens=8)
-    assert list(engine.stream_chat(MESSAGES, max_new_tokens=8)) == out.spans
+    assert chat == engine.generate(engine.encode(text, add_special_tokens=False), max_new_tokens=8)
+    assert list(engine.stream_chat(MESSAGES, max_new_tokens=8)) == chat.spans
 
 
 def test_score_of_text(engine: CocoaEngine) -> None:
@@ -178,7 +174,7 @@ def test_a_model_in_training_mode_is_decoded_without_dropout() -> None:
     assert all(module.training for module in model.modules())
 
 
-def test_the_tokenizer_is_left_as_it_was(engine: CocoaEngine) -> None:
+def test_the_tokenizer_is_left_as_it_was() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.backend_tokenizer.enable_truncation(3)
     tokenizer.backend_tokenizer.enable_padding(length=7)

@@ -33,7 +33,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What shows that a version of another package is too old: the use of transformers, of the frameworks and of Typer.
 FLOOR_TESTS := tests/installation tests/model tests/engine tests/risk tests/cli tests/rendering/test_plot.py \
-	tests/decoding/test_grammar.py tests/decoding/test_greedy_parity.py tests/test_equations.py \
+	tests/decoding/test_grammar.py tests/decoding/test_against_reference.py tests/test_equations.py \
 	tests/integrations/langchain tests/integrations/llama_index tests/integrations/evaluation tests/integrations/server \
 	--ignore-glob=*_standard.py --ignore=tests/integrations/server/page --ignore=tests/installation/test_lock.py \
 	--deselect "tests/model/test_gguf_families.py::test_transformers_reads_the_same_from_the_file[gemma2]"

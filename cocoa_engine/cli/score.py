@@ -107,8 +107,8 @@ def scored_row(engine: CocoaEngine, number: int, line: str, config: CocoaConfig)
     try:
         if not isinstance(given := json.loads(line), dict):
             raise DataError("it is not a JSON object")
-        row = Row.model_validate(given)
         values = given
+        row = Row.model_validate(given)
         source = None if row.source is None else [row.source]
         divides = not METHODS[config.method].needs_own_passes  # dola, decore and diver score a text as one span
         scored = engine.score(row.prompt, row.text, config=config, divide=divides, source=source)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any
 
@@ -126,10 +126,8 @@ class RemoteChat:
         return next((entry for entry in listed if entry.id == self.model), listed[0]).max_model_len
 
     def client(self) -> OpenAI:
-        """The client of this process: connections are not shared with a forked one."""
-        if self._process != os.getpid():
-            self._process, self._client = os.getpid(), None
-            self._clients.clear()
+        """The client of this process."""
+        self._forget_after_fork()
         if self._client is None:
             self._client = self.openai.OpenAI(**self._options)
         assert self._client is not None
@@ -137,11 +135,17 @@ class RemoteChat:
 
     def async_client(self) -> AsyncOpenAI:
         """The client of this event loop, in which its connections live."""
-        self.client()
+        self._forget_after_fork()
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             self._clients[loop] = self.openai.AsyncOpenAI(**self._options)
         return self._clients[loop]
+
+    def _forget_after_fork(self) -> None:
+        """Connections are not shared with a forked process."""
+        if self._process != os.getpid():
+            self._process, self._client = os.getpid(), None
+            self._clients.clear()
 
     @contextmanager
     def clear_errors(self) -> Iterator[None]:
@@ -182,7 +186,6 @@ class RemoteStream:
         self._last: Choice | None = None
         self._model: str | None = None
         self._usage = SentUsage()
-        self._steps = self._read()
 
     def _request(self) -> dict[str, Any]:
         call, source = self._call, self._call.source
@@ -271,7 +274,8 @@ class RemoteStream:
         """Close the connection, which ends the work of the server."""
         self._steps.close()
 
-    def _read(self) -> Generator[list[Piece], None, None]:
+    @cached_property  # made when it is read: the generator refers to this object
+    def _steps(self) -> Generator[list[Piece], None, None]:
         with self._service.clear_errors(), self.send() as events:
             for event in events:
                 yield self._pieces(event)

@@ -365,7 +365,7 @@ class ChatRequest(DecodingRequest):
 
 
 class CompletionRequest(DecodingRequest):
-    """The body of a request for completions of plain text."""
+    """The body of a request for completions."""
 
     refused: ClassVar[Refused] = {
         **REFUSED,

@@ -81,19 +81,19 @@ OPEN_PATHS = frozenset((*READY, LIVE, "/"))
 """The paths that need no key."""
 
 
-@own.get(READY[0])
-@own.get(READY[1])
-@own.get(READY[2])
-async def health(request: Request) -> dict[str, str]:
-    """Status 200 if the server accepts calls, and 503 while it loads its model or shuts down."""
-    state_of(request).require_ready()
-    return {"status": "ok"}
-
-
 @own.get(LIVE)
 async def live(request: Request) -> dict[str, str]:
     """Status 200 as long as the process answers; ``status`` is ``loading``, ``ready``, ``draining`` or ``failed``."""
     return {"status": state_of(request).phase}
+
+
+@own.get(READY[2])
+@own.get(READY[1])
+@own.get(READY[0])
+async def health(request: Request) -> dict[str, str]:
+    """Status 200 if the server accepts calls, and 503 while it loads its model or shuts down."""
+    state_of(request).require_ready()
+    return {"status": "ok"}
 
 
 @router.get("/models")

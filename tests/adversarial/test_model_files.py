@@ -224,7 +224,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("split.count", "split.no", "split.tensors.count", "general.alignment"), NO_NUMBER),
     **dict.fromkeys(("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre"), NO_TEXT),
     **dict.fromkeys(("tokenizer.chat_template", "tokenizer.chat_template.tool_use"), NO_TEXT),
-    **dict.fromkeys((f"tokenizer.ggml.{role}_token_id" for role in ("eos", "bos", "fim_pad")), (*NO_NUMBER, 0.5)),
+    **dict.fromkeys((f"tokenizer.ggml.{role}_token_id" for role in ("eos", "bos", "fim_pad")), (*NO_NUMBER, 0.5, [2])),
     **dict.fromkeys((f"tokenizer.ggml.{name}" for name in ("tokens", "merges", "scores")), ("x", [1, 2])),
     **dict.fromkeys(("llama.block_count", "llama.context_length", "llama.attention.head_count"), (*NO_NUMBER, 1.5)),
     **dict.fromkeys(("llama.embedding_length", "llama.expert_count", "llama.rope.dimension_count"), (*NO_NUMBER, 1.5)),

@@ -228,13 +228,15 @@ def test_passages_stand_before_the_question(cocoa: Cocoa, engine: CocoaEngine, t
         assert Generation.model_validate(json.loads(compared.stdout)[0]) == expected
 
 
-def test_an_unforeseen_error_is_one_line(cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unforeseen_error_is_one_line(
+    cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("out of\n\x1b[31mmemory")
 
     monkeypatch.setattr(type(engine), "stream_chat", fails)
-    result = cocoa("ask", QUESTION)
-    assert result.exit_code == 1
+    result = cocoa("ask", QUESTION, "--html", tmp_path / "page.html", "--svg", tmp_path / "picture.svg")
+    assert (result.exit_code, list(tmp_path.iterdir())) == (1, [])  # no half of a file
     assert result.stderr == "cocoa: RuntimeError: out of ␛[31mmemory (--debug shows where)\n"
     result = cocoa("ask", QUESTION, "--debug")
     assert result.exit_code == 1
@@ -298,7 +300,9 @@ def test_page_of_a_comparison(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path)
     assert cocoa("compare", SKY, "--html", str(page), *SHORT).exit_code == 0
     greedy, cocoa_sig = expected(engine, "greedy", "cocoa-sig")
     assert page.read_text(encoding="utf-8") == greedy.to_html(compared=[cocoa_sig], title=SKY)
-    assert cocoa("ask", SKY, "--html", str(page), *SHORT).stdout == cocoa_sig.text + "\n"
+    result = cocoa("ask", SKY, "--html", str(page), *SHORT)
+    assert result.stdout == cocoa_sig.text + "\n"
+    assert f"{page} is replaced" in result.stderr.replace("\n", " ")
     assert page.read_text(encoding="utf-8") == cocoa_sig.to_html(title=SKY)
 
 

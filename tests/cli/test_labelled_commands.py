@@ -262,7 +262,11 @@ def test_too_few_prompts_are_said(cocoa: Cocoa, answers: Path, tmp_path: Path) -
 @pytest.mark.usefixtures("undrawn")
 def test_a_conformal_threshold_says_what_it_guarantees(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     for miss, words in (
-        ("0.5", "the expected share of hallucinated spans below the threshold is at most 0.5."),
+        (
+            "0.5",
+            "Guarantee: for a new prompt exchangeable with these 4, the expected share of hallucinated spans below the "
+            "threshold is at most 0.5. It holds on average over prompts, not for each prompt, and for texts measured",
+        ),
         ("0.1", "4 prompts are too few for a threshold above 0, which flags everything."),
     ):
         _, printed = calibrated(cocoa, tmp_path / "risk.json", parts, "--folds", "2", "--draws", "20", "--miss", miss)

@@ -64,6 +64,8 @@ def test_the_time_left_is_that_of_this_stage_and_the_later_ones(clock: list[floa
         assert progress.describe() == "30 of 60 prompts, 1 h 30 min left"
         assert progress.fraction() == 0.8
     assert progress.fraction() == 1.0
+    words = {119.4: "119 s", 119.6: "2 min", 3569: "59 min", 3571: "1 h 0 min", 10**6: "277 h 47 min"}
+    assert {seconds: module._duration(seconds) for seconds in words} == words
 
 
 STAGES = st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.booleans()), min_size=1, max_size=6)

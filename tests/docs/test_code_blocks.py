@@ -185,7 +185,6 @@ def _has(owner: Any, names: Sequence[str]) -> bool:
 def test_paths_and_commands_in_code_and_messages_exist() -> None:
     made_up = (
         Path(__file__),
-        ROOT / "tests/adversarial/test_readers.py",  # which names modules without their endings
         ROOT / "tests/model/test_gguf_model.py",
         ROOT / "tests/integrations/shared/test_mark_places.py",
         ROOT / "tests/integrations/ray/test_ray_settings.py",

@@ -225,6 +225,15 @@ async def test_every_call_passes_whole_or_not_at_all(
         assert isinstance(failed, HallucinationRiskError)
 
 
+def test_a_batch_fails_one_by_one(quick_chat: ChatCocoa) -> None:
+    prompts: list[Any] = ["a", "b", "Who?"]
+    values = [max_risk(answer) for answer in quick_chat.batch(prompts)]
+    _, second, first = sorted(values)
+    assert second < first
+    outcomes = (quick_chat | risk_gate((second + first) / 2)).batch(prompts, return_exceptions=True)
+    assert [isinstance(one, HallucinationRiskError) for one in outcomes] == [one == first for one in values]
+
+
 # Mistakes.
 
 

@@ -151,7 +151,7 @@ def test_only_what_goes_through_the_template_calls_functions(engine: CocoaEngine
         own.chat([ChatMessage(QUESTION)], tools=[LOOKUP.metadata.to_openai_tool()])
 
 
-ABOUT = [ChatMessage(content="An order of tea and milk.")]
+ORDERED = [ChatMessage(content="An order of tea and milk.")]
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def generated(report: dict[str, Any]) -> str:
 @pytest.mark.slow
 async def test_every_field_of_a_structured_llm_has_its_risk(quick: CocoaLLM, heard: Listener) -> None:
     structured = quick.as_structured_llm(Order)
-    response = structured.chat(ABOUT)
+    response = structured.chat(ORDERED)
     report = get_risk(response).to_dict()
     check_fields(field_risks(response), response.raw, get_risk(response), generated(report))
     assert report["compact"] is True
@@ -177,21 +177,21 @@ async def test_every_field_of_a_structured_llm_has_its_risk(quick: CocoaLLM, hea
     assert close(field_risks(reports[-1]), field_risks(response))
     assert heard.of(CocoaRiskEvent)[0].report["tool_calls"][0]["arguments"].keys() == arguments.keys()
     others = [
-        await structured.achat(ABOUT),
+        await structured.achat(ORDERED),
         structured.complete("An order of tea and milk."),
-        list(structured.stream_chat(ABOUT))[-1],
-        [chunk async for chunk in await structured.astream_chat(ABOUT)][-1],
+        list(structured.stream_chat(ORDERED))[-1],
+        [chunk async for chunk in await structured.astream_chat(ORDERED)][-1],
     ]
     for other in others:
         assert close(field_risks(other), field_risks(response))
         assert other.raw == response.raw
     with pytest.raises(ConfigError):
-        field_risks(quick.as_structured_llm(Order).chat(ABOUT, risk_metadata="none"))
+        field_risks(quick.as_structured_llm(Order).chat(ORDERED, risk_metadata="none"))
 
 
 def test_each_entry_point_has_its_detail(quick: CocoaLLM, heard: Listener) -> None:
-    full = quick.chat(ABOUT, max_new_tokens=12, risk_metadata="full")
-    compact = quick.chat(ABOUT, max_new_tokens=12)
+    full = quick.chat(ORDERED, max_new_tokens=12, risk_metadata="full")
+    compact = quick.chat(ORDERED, max_new_tokens=12)
     assert set(full.additional_kwargs) == {"cocoa_spans", "cocoa_risk"}
     assert full.raw["cocoa_risk"] == full.additional_kwargs["cocoa_risk"]
     assert full.logprobs
@@ -207,7 +207,7 @@ def test_each_entry_point_has_its_detail(quick: CocoaLLM, heard: Listener) -> No
         assert [{**one, **other} for one, other in zip(theirs, ours, strict=True)] == theirs
         assert "".join(span["text"] for span in ours) == compact.message.content
     assert len(json.dumps(compact.raw)) < len(json.dumps(full.raw))
-    chunks = list(quick.stream_chat(ABOUT, max_new_tokens=12))
+    chunks = list(quick.stream_chat(ORDERED, max_new_tokens=12))
     assert [chunk.additional_kwargs["cocoa_spans"][0] for chunk in chunks[:-1]] == theirs
     assert chunks[-1].additional_kwargs == {"cocoa_risk": full.additional_kwargs["cocoa_risk"]}
     assert chunks[-1].raw["cocoa_risk"] == compact.raw["cocoa_risk"]

@@ -389,6 +389,7 @@ async def test_a_retry_streams_the_answer_that_it_returns(
         ({"retriever": None}, "retriever must be a BaseRetriever, not a NoneType"),
         ({"retriever": NothingFound()}, "no number of documents to increase"),
         ({"second_retriever": "x"}, "second_retriever must be a BaseRetriever"),
+        ({"max_tries": 0}, "max_tries: .* greater than or equal to 1"),
         ({"alphas": [2.5], "top_k_growth": 1}, "every attempt would be the same"),
         ({"nonsense": 1}, "unknown option 'nonsense'"),
         ({"topk_growth": 3}, "did you mean 'top_k_growth'"),

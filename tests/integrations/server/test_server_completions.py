@@ -18,6 +18,7 @@ TEXT = ASKED[COMPLETIONS]["prompt"]
 completion = partial(chat, path=COMPLETIONS)
 LISTS = ("tokens", "token_logprobs", "top_logprobs")
 chunks = partial(served.chunks, path=COMPLETIONS)
+WITHOUT_EFFECT = {"best_of": 1, "suffix": "", "presence_penalty": 0, "logit_bias": {}, "user": "me", "unheard_of": [1]}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def tiny() -> Speaker:
 @pytest.mark.parametrize("path", ["/v1/completions", "/completions"])
 async def test_an_answer_is_the_engines(tiny: Speaker, path: str) -> None:
     expected = tiny.generate(TEXT, config=CocoaConfig(max_new_tokens=LIMIT))
-    answer = (await post(create_app(tiny), {"prompt": TEXT, "max_tokens": LIMIT}, path)).json()
+    answer = (await post(create_app(tiny), {"prompt": TEXT, "max_tokens": LIMIT, **WITHOUT_EFFECT}, path)).json()
     assert (answer["object"], answer["model"]) == ("text_completion", "tiny")
     assert answer["id"].startswith("cmpl-")
     [choice] = answer["choices"]

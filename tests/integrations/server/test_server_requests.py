@@ -244,7 +244,7 @@ OF_SCORE: Cases = [
     ({"messages": HELLO, "text": "b", "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "tools"),
     ({"prompt": "a", "text": "b", "cocoa": {"alpha": -1}}, "cocoa.alpha", "alpha"),
     ({"prompt": "a", "text": "b", "cocoa": {"method": "diver"}}, "divide", "divide"),
-    ({"messages": HELLO, "text": "b", "chat_template_kwargs": {"mood": 1}}, "chat_template_kwargs.mood", "variable"),
+    ({"messages": HELLO, "text": "b", "chat_template_kwargs": {"mood": 1}}, "chat_template_kwargs.mood", "no variable"),
     ({"prompt": "a", "text": "b", "chat_template_kwargs": {"mood": 1}}, "chat_template_kwargs", "give messages"),
     ({"messages": [], "text": "b"}, "messages", "empty"),
     ({"prompt": "a", "text": "b", "cocoa": {"source": ["a"]}}, "cocoa.source", "give source"),

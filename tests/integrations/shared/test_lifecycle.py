@@ -157,12 +157,12 @@ def test_copies_share_the_engine_and_go_their_own_way(
             assert same.load() is engine
             assert getattr(same, "rate_limiter", None) is limiter.get("rate_limiter") or engine is tiny
             assert options_of(same) == options_of(model)
-        other = copy.deepcopy(model)
-        other.alpha = 9.0
-        assert model.alpha != 9.0
-        if engine is not tiny:
-            other.model_name = other_folder
-            assert (other.load().model_name, model.load().model_name) == (other_folder, folder)
+        for other in [copy.copy(model), copy.deepcopy(model), model.model_copy(deep=True)]:
+            other.alpha = 9.0
+            assert model.alpha != 9.0
+            if engine is not tiny:
+                other.model_name = other_folder
+                assert (other.load().model_name, model.load().model_name) == (other_folder, folder)
     assert loads == [folder, other_folder]
 
 

@@ -142,7 +142,11 @@ def test_nothing_is_called_before_the_end_of_the_reasoning(
 
 async def test_output_versions_events_and_async(engine: CocoaEngine) -> None:
     chat = model_of(ChatCocoa, engine)
-    assert model_of(ChatCocoa, engine, output_version="v1").invoke("Hi").content == chat.invoke("Hi").content
+    of_v1 = model_of(ChatCocoa, engine, output_version="v1")
+    assert of_v1.invoke("Hi").content == chat.invoke("Hi").content
+    streamed = stream(of_v1)
+    assert parts(streamed[-1]) == PARTS
+    assert "".join(chunk.text for chunk in streamed[:-1]) == streamed[-1].text == "Hello!"
     whole = added([chunk async for chunk in chat.astream("Hi")])
     assert parts(whole) == PARTS
     events = [event async for event in chat.astream_events("Hi", version="v2")]

@@ -234,15 +234,6 @@ async def test_a_batch_fails_one_by_one(how: str, quick_chat: ChatCocoa) -> None
     assert [outcome.text for outcome in outcomes if isinstance(outcome, AIMessage)]
 
 
-def test_a_batch_fails_one_by_one(quick_chat: ChatCocoa) -> None:
-    prompts: list[Any] = ["a", "b", "Who?"]
-    values = [max_risk(answer) for answer in quick_chat.batch(prompts)]
-    _, second, first = sorted(values)
-    assert second < first
-    outcomes = (quick_chat | risk_gate((second + first) / 2)).batch(prompts, return_exceptions=True)
-    assert [isinstance(one, HallucinationRiskError) for one in outcomes] == [one == first for one in values]
-
-
 # Mistakes.
 
 

@@ -83,7 +83,8 @@ def test_settings_of_the_ray_application_are_settings() -> None:
 
 
 def test_ray_accepts_its_configuration() -> None:
-    pytest.importorskip("ray.serve.schema").ServeDeploySchema.model_validate(read("ray-serve.yaml")[0])
+    schema = pytest.importorskip("ray.serve.schema").ServeDeploySchema
+    assert schema.model_validate(read("ray-serve.yaml")[0]).applications
 
 
 def test_kubernetes_accepts_its_objects_and_the_predictor_of_kserve() -> None:

@@ -15,6 +15,7 @@ from cocoa_engine.messages import unknown
 from cocoa_engine.report import RangeReport, RiskReport, SpanReport, finite
 from cocoa_engine.risk import clauses, content_words, list_marks, word_ranges
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read
+from cocoa_integrations._shared.limits import require_finite
 
 CITATIONS_KEY = "cocoa_citations"
 
@@ -67,9 +68,7 @@ def citing(by: Any, min_lift: Any, min_attention: Any) -> Citing:
     limits: dict[CitedBy, Any] = {"lift": min_lift, "attention": min_attention}
     for kind, value in limits.items():
         if value is not None:
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not is_number or not math.isfinite(value):
-                raise ConfigError(f"min_{kind} takes a finite number, not {value!r}.")
+            require_finite(f"min_{kind}", value)
             lowest[kind] = float(value)
     return Citing(by, lowest)
 

@@ -28,6 +28,13 @@ def require_known(name: str, value: Any, known: Any) -> None:
         raise ConfigError(unknown([str(value)], get_args(known), what=name))
 
 
+def require_finite(name: str, value: Any) -> None:
+    """Refuse what is not a finite number."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
+        raise ConfigError(f"{name} takes a finite number, not {value!r}")
+
+
 def reaches(value: float, threshold: float) -> bool:
     """Whether a value is at least a threshold. A value that is not a number reaches every threshold."""
     return not value < threshold
@@ -81,9 +88,7 @@ class Limit:
             if not in_unit_interval:
                 raise ConfigError(f"metric={self.metric!r} has no default threshold; give one")
             return
-        is_number = isinstance(self.threshold, (int, float)) and not isinstance(self.threshold, bool)
-        if not is_number or not math.isfinite(self.threshold):
-            raise ConfigError(f"threshold takes a finite number, not {self.threshold!r}")
+        require_finite("threshold", self.threshold)
         if in_unit_interval and not 0 <= self.threshold <= 1:
             raise ConfigError(
                 f"{self.metric} is in [0, 1], so a threshold of {self.threshold:g} has no meaning; leave it out for "

@@ -11,8 +11,10 @@ from tests.conformance.tools import OMITTED, source_if_there
 
 pytestmark = pytest.mark.slow
 
-READ = ("gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2", "qwen35", "refact", "starcoder")
-REFUSED = ("bert-bge", "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4")
+READ = ("command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "llama-bpe", "llama-spm", "mpt")
+READ += ("phi-3", "qwen2", "qwen35", "refact", "starcoder")
+WITHOUT_TEXTS = ("aquila", "baichuan", "gpt-neox")
+REFUSED = ("bert-bge", "nomic-bert-moe")  # of encoders
 
 
 def test_templates_are_rendered_as_transformers_does() -> None:
@@ -28,9 +30,9 @@ def test_no_text_makes_a_control_token() -> None:
     assert [(name, kind) for name, kind, _, made in attempts if made] == []
 
 
-@pytest.mark.parametrize("name", [*READ, *REFUSED])
+@pytest.mark.parametrize("name", [*READ, *WITHOUT_TEXTS, *REFUSED])
 def test_a_vocabulary_has_the_ids_of_llama_cpp(name: str) -> None:
     """Read as llama.cpp reads it, or refused."""
     compared_texts = check(source_if_there("llama-cpp-python") / MODELS / f"ggml-vocab-{name}.gguf")
     assert (compared_texts is None) == (name in REFUSED)
-    assert compared_texts is None or compared_texts >= 47
+    assert name not in READ or (compared_texts is not None and compared_texts >= 46)

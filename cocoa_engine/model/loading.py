@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError, safe_cause
@@ -203,7 +204,17 @@ def _load(
             logger.info("%s is unpacked by transformers: it has %s", file.path, why)
             options = {**gguf_tokenizer.token_ids(file), **options}
         given = options.get("config")
-        config = read_config(given or name, source) if given is None or isinstance(given, str) else given
+        try:
+            config = read_config(given or name, source) if given is None or isinstance(given, str) else given
+        except (ValueError, TypeError, KeyError, AttributeError) as error:  # of transformers, from what the file says
+            if file is None or given is not None:
+                raise
+            said = f"{error} is missing" if isinstance(error, KeyError) else str(error).strip().partition("\n")[0]
+            raise ModelLoadError(
+                f"{file.path} cannot be read: it has {why}, so transformers {transformers_version} has to unpack it, "
+                f"which says: {said}; use the model's checkpoint (safetensors), or a file of one of the architectures "
+                f"{', '.join(gguf_families.FAMILIES)}"
+            ) from safe_cause(error)
         if file is not None and given is None:
             gguf_metadata.require_agreement(file, config)
         has_own_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})

@@ -94,6 +94,40 @@ def _qwen3_moe(writer: GGUFWriter, config: Any) -> None:
         writer.add_expert_weights_norm(False)
 
 
+def _glm4(writer: GGUFWriter, config: Any) -> None:
+    _head_dim(writer, config)
+    writer.add_rope_dimension_count(int(config.head_dim * config.rope_parameters["partial_rotary_factor"]))
+
+
+def _lfm2(writer: GGUFWriter, config: Any) -> None:
+    writer.kv_data[0].pop("lfm2.attention.head_count_kv")
+    writer.add_head_count_kv([0 if kind == "conv" else config.num_key_value_heads for kind in config.layer_types])
+    writer.add_shortconv_l_cache(config.conv_L_cache)
+
+
+def _mistral3(writer: GGUFWriter, config: Any) -> None:
+    _head_dim(writer, config)
+    rope = config.rope_parameters
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+    writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+    writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+    writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+
+
+_YARN = {
+    **_ROPE,
+    "rope_type": "yarn",
+    "factor": 16.0,
+    "original_max_position_embeddings": 8,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 _QWEN3_MOE = {
     "head_dim": 16,
     "num_experts": 6,
@@ -148,6 +182,16 @@ FAMILIES: dict[str, tuple[MODEL_ARCH, dict[str, Any], Settings | None]] = {
     "granite": (MODEL_ARCH.GRANITE, _GRANITE, _granite),
     "granite-plain": (MODEL_ARCH.GRANITE, {"attention_multiplier": 0.25}, None),
     "olmo2": (MODEL_ARCH.OLMO2, {}, None),
+    "smollm3": (MODEL_ARCH.SMOLLM3, {"num_hidden_layers": 5}, None),
+    "ministral3": (MODEL_ARCH.MISTRAL3, {"head_dim": 32, "rope_parameters": _YARN}, _mistral3),
+    "glm4": (
+        MODEL_ARCH.GLM4,
+        {"head_dim": 32, "attention_bias": True, "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}},
+        _glm4,
+    ),
+    "seed_oss": (MODEL_ARCH.SEED_OSS, {"head_dim": 32, "attention_bias": True}, _head_dim),
+    "ernie4_5": (MODEL_ARCH.ERNIE4_5, {"head_dim": 16}, _head_dim),
+    "hunyuan_v1_dense": (MODEL_ARCH.HUNYUAN_DENSE, {"head_dim": 32}, _head_dim),
     "qwen3moe": (MODEL_ARCH.QWEN3MOE, _QWEN3_MOE, _qwen3_moe),
     "qwen3moe-mixed": (
         MODEL_ARCH.QWEN3MOE,
@@ -157,8 +201,22 @@ FAMILIES: dict[str, tuple[MODEL_ARCH, dict[str, Any], Settings | None]] = {
 }
 """By name: gguf's architecture, the settings beside the common ones, and what writes them."""
 
+UNPACKED: dict[str, tuple[MODEL_ARCH, dict[str, Any], Settings | None]] = {
+    "lfm2": (
+        MODEL_ARCH.LFM2,
+        {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False, "norm_eps": 1e-5},
+        _lfm2,
+    )
+}
+"""Those that transformers unpacks."""
+
 _MODEL_TYPES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
-_PAIRS = (MODEL_ARCH.LLAMA, MODEL_ARCH.GRANITE)  # query and key rows in llama.cpp's rotary layout
+_PAIRS = (
+    MODEL_ARCH.LLAMA,
+    MODEL_ARCH.GRANITE,
+    MODEL_ARCH.SMOLLM3,
+    MODEL_ARCH.MISTRAL3,
+)  # query and key rows in llama.cpp's rotary layout
 _OFFSET = (MODEL_ARCH.GEMMA2, MODEL_ARCH.GEMMA3)  # weights of norms stored with 1 added
 
 
@@ -169,13 +227,13 @@ def write_family(
 
     Args:
         path: the file.
-        name: one of :data:`FAMILIES`.
+        name: one of :data:`FAMILIES` or :data:`UNPACKED`.
         kind: gguf's type of the matrices.
         tied: the output layer has the embeddings' weights. It always has in Gemma 2.
         experts: gguf's types of the experts' gate, input and output, if they have others.
         overrides: further fields of the model's config.
     """
-    architecture, settings, add = FAMILIES[name]
+    architecture, settings, add = {**FAMILIES, **UNPACKED}[name]
     tokenizer = sentencepiece_like_tokenizer()
     options = {**_SIZES, "rope_parameters": dict(_ROPE), **settings, **overrides}
     options |= {"vocab_size": len(tokenizer), "tie_word_embeddings": tied or name == "gemma2"}
@@ -237,8 +295,8 @@ def _add_tensor(writer: GGUFWriter, name: str, weight: np.ndarray, kind: str, he
     if heads is not None:
         weight = weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
     weight = np.ascontiguousarray(weight, dtype=np.float32)
-    if weight.ndim == 1 or kind == "F32" or name.endswith("ffn_gate_inp.weight"):
-        writer.add_tensor(name, weight)
+    if weight.ndim == 1 or kind == "F32" or name.endswith(("ffn_gate_inp.weight", "conv.weight")):
+        writer.add_tensor(name, weight.squeeze(1) if name.endswith("conv.weight") else weight)
     else:
         of = GGMLQuantizationType[kind]
         packed = _packed(weight, kind)

@@ -22,7 +22,7 @@ from cocoa_engine.model.experts import SeparateExperts
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained
 from tests.helpers.backends import made
-from tests.helpers.family_gguf import FAMILIES, write_family
+from tests.helpers.family_gguf import FAMILIES, UNPACKED, write_family
 from tests.helpers.inside import use_backend
 from tests.helpers.libraries import needs_kernels
 from tests.helpers.small_gguf import write
@@ -80,6 +80,12 @@ def test_the_model_is_that_of_the_file(tmp_path: Path, family: str, kind: str, t
         unpacked = load_pretrained(file.path)[0]
         assert {type(weight) for weight in unpacked.parameters()} == {torch.nn.Parameter}
         torch.testing.assert_close(logits(model), logits(unpacked), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", UNPACKED)
+def test_transformers_unpacks_other_families(tmp_path: Path, family: str) -> None:
+    exact = written(tmp_path / "model.gguf", family, "Q8_0")
+    torch.testing.assert_close(logits(load_pretrained(str(tmp_path / "model.gguf"))[0]), logits(exact))
 
 
 @pytest.mark.slow

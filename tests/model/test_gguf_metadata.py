@@ -128,6 +128,37 @@ def test_each_setting_is_honoured_or_refused(tmp_path: Path, name: str, road: st
         assert honoured or name in WITHOUT_EFFECT
 
 
+@pytest.mark.parametrize(
+    ("model_type", "name", "same", "other"),
+    [
+        ("qwen3_5_text", "full_attention_interval", 4, 3),
+        ("gemma4_text", "attention.key_length", 512, 256),
+        ("gemma4_text", "attention.key_length_swa", 256, 512),
+        ("gemma4_text", "rope.dimension_count_swa", 256, 512),
+        ("ministral3", "attention.temperature_scale", 0.1, 0.2),
+        ("ministral3", "rope.scaling.yarn_log_multiplier", 1.0, 0.5),
+    ],
+)
+def test_settings_that_transformers_keeps_by_layer_or_elsewhere(
+    tmp_path: Path, model_type: str, name: str, same: float, other: float
+) -> None:
+    config = AutoConfig.for_model(model_type)
+    metadata = gguf_metadata.Metadata(GgufFile(written(tmp_path / "small.gguf")))
+    agrees = gguf_metadata.AGREEING[name]
+    assert (agrees(same, config, metadata), agrees(other, config, metadata)) == (True, False)
+
+
+@pytest.mark.parametrize("architecture", ["unheard", "gpt-oss"])
+def test_what_nobody_reads_is_refused_with_what_works(tmp_path: Path, architecture: str) -> None:
+    names = ["context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count"]
+    settings = dict.fromkeys(names, 4) | {"attention.layer_norm_rms_epsilon": 1e-6, "rope.scaling.type": "yarn"}
+    metadata: dict[str, Any] = {f"{architecture}.{name}": value for name, value in settings.items()}
+    metadata |= {"general.architecture": architecture, f"{architecture}.rope.scaling.factor": 4.0}
+    with pytest.raises(ModelLoadError, match=rf"'{architecture}'.*checkpoint \(safetensors\).*qwen3") as caught:
+        load_pretrained(written(tmp_path / "small.gguf", metadata))
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma2", "granite", "qwen3moe", "phi3"])
 @pytest.mark.parametrize(

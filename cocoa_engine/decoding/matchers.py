@@ -114,16 +114,16 @@ class _MatcherState:
 
     def move(self, answer: list[int]) -> None:
         """Return to what the answer has in common with the one before, then consume the rest of it."""
-        kept = len(self._tokens)
-        if answer[:kept] != self._tokens:
+        shared = len(self._tokens)
+        if answer[:shared] != self._tokens:
             pairs = enumerate(zip(self._tokens, answer, strict=False))
-            kept = next((at for at, (old, new) in pairs if old != new), len(answer))
-        if kept < len(self._tokens):
-            if kept < self._branch_length:
+            shared = next((at for at, (old, new) in pairs if old != new), len(answer))
+        if shared < len(self._tokens):
+            if shared < self._branch_length:
                 self._branch_point, self._branch_length = self._start.deep_copy(), 0
-            self._branch_point.try_consume_tokens(self._tokens[self._branch_length : kept])
-            self.matcher, self._branch_length = self._branch_point.deep_copy(), kept
-        consumed = kept + self.matcher.try_consume_tokens(answer[kept:])
+            self._branch_point.try_consume_tokens(self._tokens[self._branch_length : shared])
+            self.matcher, self._branch_length = self._branch_point.deep_copy(), shared
+        consumed = shared + self.matcher.try_consume_tokens(answer[shared:])
         self._tokens = answer
         if consumed < len(answer) or self.matcher.is_error():
             _require_simple(self.matcher)
@@ -205,7 +205,7 @@ def unenforced_here(schema: Mapping[str, Any]) -> list[str]:
 def regex_grammar(pattern: str) -> str:
     """The grammar of a text that matches, as a whole, a regular expression of Rust's regex crate."""
     of_type(pattern, str, "regex")
-    escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], pattern, flags=re.DOTALL)
+    escaped = re.sub(r"\\.|/", lambda match: "\\/" if match[0] == "/" else match[0], pattern, flags=re.DOTALL)
     return f"start: /{escaped}/".replace("\n", "\\n")
 
 

@@ -173,7 +173,7 @@ class Question:
     def is_right(self, answer: str) -> bool:
         """Whether an answer contains a known answer word for word, ignoring case, punctuation and articles."""
         words = f" {normalized(answer)} "
-        return any(f" {normalized(known)} " in words for known in self.answers)
+        return any(f" {normalized(expected)} " in words for expected in self.answers)
 
 
 Record = TypeVar("Record", LabelledText, Question)

@@ -114,9 +114,9 @@ def fit_self_made(
     """
     config, engine = config or engine.config, engine.without_calibrator()
     made = made_questions(documents, count, settings.seed)
-    found = self_made_features(engine, made, config, chat=chat, seed=settings.seed)
-    about = about_self_made(found, count, len(documents))
-    return _warned(engine, config, found, about, settings.model_copy(update={"probe": False}))
+    features = self_made_features(engine, made, config, chat=chat, seed=settings.seed)
+    about = about_self_made(features, count, len(documents))
+    return _warned(engine, config, features, about, settings.model_copy(update={"probe": False}))
 
 
 def about_self_made(levels: Iterable[Level], count: int, documents: int) -> dict[Level, str]:

@@ -78,12 +78,12 @@ def load_pretrained(
     Returns:
         The model in evaluation mode, the tokenizer, and the name to report.
     """
-    given = {**(model_kwargs or {}), **more_model_kwargs}
+    model_options = {**(model_kwargs or {}), **more_model_kwargs}
     options: dict[str, Any] = {
-        "dtype": given.pop("torch_dtype", dtype),  # the older name
-        "device_map": resolve_device_map(device_map, given),
+        "dtype": model_options.pop("torch_dtype", dtype),  # the older name
+        "device_map": resolve_device_map(device_map, model_options),
         "trust_remote_code": trust_remote_code,
-        **given,
+        **model_options,
     }
     if not (isinstance(options["dtype"], str) and options["dtype"] == "auto"):
         given_dtype = options["dtype"]
@@ -202,9 +202,10 @@ def _load(
                 )
             logger.info("%s is unpacked by transformers: it has %s", file.path, why)
             options = {**gguf_tokenizer.token_ids(file), **options}
-        given = options.get("config")
-        config = read_config(given or name, source) if given is None or isinstance(given, str) else given
-        if file is not None and given is None:
+        config = options.get("config")
+        if config is None or isinstance(config, str):
+            config = read_config(config or name, source)
+        if file is not None and options.get("config") is None:
             gguf_metadata.require_agreement(file, config)
         has_own_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
         if has_own_class and not options["trust_remote_code"] and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:

@@ -90,7 +90,7 @@ def _scored(
         ids.append(token_ids)
         shown.append(shown_text)
     cancellation.check()  # what follows runs the model
-    measure = risk.measure(config, source, given=True)
+    measure = risk.measure(config, source, of_given_text=True)
     calibrator = measure.calibrator
     capture = capture_spec(model, config, calibrator)
     if method.needs_own_passes or (calibrator is not None and calibrator.heads):

@@ -255,8 +255,8 @@ def evaluate(
                     part = some[start : start + size]
                     own = run_arm(lm, task, arm, part, arm.config(shared), confirm_run_unsafe_code)
                     rows |= {(row["arm"], row["id"]): row for row in own}
-                    known = [rows[key] for key in dict.fromkeys((*ordered, *rows)) if key in rows]
-                    write_file(out / SAMPLES, json_lines(known))
+                    in_order = (rows[key] for key in dict.fromkeys((*ordered, *rows)) if key in rows)
+                    write_file(out / SAMPLES, json_lines(in_order))
 
         def measured(own: Sequence[Row]) -> Measured:
             names = [column.metric for column in task.columns]

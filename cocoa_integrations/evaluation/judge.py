@@ -119,8 +119,7 @@ class Judge:
 
         ``begin`` is called with the number of prompts that are sent, and ``advance`` after each of them.
         """
-        known = self._own_lines(file)
-        verdicts = {line["key"]: line["verdict"] for line in known if line.get("verdict") is not None}
+        verdicts = {line["key"]: line["verdict"] for line in self._own_lines(file) if line.get("verdict") is not None}
         remaining = {asked.key: asked for asked in prompts if asked.key not in verdicts}
         begin(len(remaining))
         for lines in self.replies(list(remaining.values())):
@@ -248,8 +247,8 @@ def _judged(
     """The number of answers of an arm without a verdict, the values of each sample, and further means."""
     verdicts = {name: {row["id"]: judged.get((row["arm"], row["id"], name)) for row in rows} for name in criteria}
     means: dict[str, float | None] = {"truth_and_info": None, "truth_and_info_kept": None}
-    kept = [row for row in rows if not row["metrics"].get("rejected")]
-    for suffix, chosen in (("", rows), ("_kept", kept)):
+    accepted = [row for row in rows if not row["metrics"].get("rejected")]
+    for suffix, chosen in (("", rows), ("_kept", accepted)):
         for name in criteria:
             favourable = [verdicts[name][row["id"]] is True for row in chosen]
             means[name + suffix] = sum(favourable) / len(favourable) if favourable else None

@@ -36,10 +36,10 @@ class Asker:
     def __init__(self, config: RunnableConfig, *, blocks: bool) -> None:
         self.config, self._blocks = config, blocks
 
-    async def ask(self, runnable: Runnable[Any, Any], given: Any, **options: Any) -> Any:
+    async def ask(self, runnable: Runnable[Any, Any], inputs: Any, **options: Any) -> Any:
         if self._blocks:
-            return runnable.invoke(given, self.config, **options)
-        return await runnable.ainvoke(given, self.config, **options)
+            return runnable.invoke(inputs, self.config, **options)
+        return await runnable.ainvoke(inputs, self.config, **options)
 
     async def run(self, chat: ChatCocoa, work: Callable[[], Any]) -> Any:
         return work() if self._blocks or chat.is_remote else await chat.in_worker(work)
@@ -51,11 +51,11 @@ def chain_of(
     """A runnable that calls a function with the prompt, the chat, an input, an :class:`Asker` and options of a call."""
 
     # LangChain finds the runnables of a chain among the variables that these functions name
-    def run(given: Any, config: RunnableConfig, **options: Any) -> Any:
-        return run_blocking(calls(prompt, chat, given, Asker(config, blocks=True), options))
+    def run(inputs: Any, config: RunnableConfig, **options: Any) -> Any:
+        return run_blocking(calls(prompt, chat, inputs, Asker(config, blocks=True), options))
 
-    async def arun(given: Any, config: RunnableConfig, **options: Any) -> Any:
-        return await calls(prompt, chat, given, Asker(config, blocks=False), options)
+    async def arun(inputs: Any, config: RunnableConfig, **options: Any) -> Any:
+        return await calls(prompt, chat, inputs, Asker(config, blocks=False), options)
 
     return RunnableLambda(run, arun, name=name)
 

@@ -72,8 +72,8 @@ class Composed(RunnableBinding[Any, Any]):  # type: ignore[no-redef]
     """A model with what LangChain has put around it, which LangChain's own wrappers would leave out."""
 
     def bind(self, **kwargs: Any) -> Any:
-        given = {_setting(name) for name in kwargs}
-        before = {name: value for name, value in self.kwargs.items() if _setting(name) not in given}
+        settings = {_setting(name) for name in kwargs}
+        before = {name: value for name, value in self.kwargs.items() if _setting(name) not in settings}
         return self.model_copy(update={"kwargs": {**before, **kwargs}})
 
     with_alisteners: ClassVar[Any] = _composed(Runnable.with_alisteners)
@@ -199,13 +199,13 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
                 yield text_and_risk(text)
         yield text_and_risk("", handler.reports[-1].without("run_id"))
 
-    def _asked(self, given: LanguageModelInput, config: Any, options: dict[str, Any]) -> tuple[Any, Any, Any]:
+    def _asked(self, prompt: LanguageModelInput, config: Any, options: dict[str, Any]) -> tuple[Any, Any, Any]:
         llm: Any = self.llm
         if isinstance(llm, _Fields):
             llm, config = llm.prepare(config)
         config = ensure_config(config)
         of_run = {name: config.get(name) for name in ("callbacks", "tags", "metadata", "run_name", "run_id")}
-        return llm, llm._convert_input(given), {**of_run, **_with_report(options)}
+        return llm, llm._convert_input(prompt), {**of_run, **_with_report(options)}
 
 
 def _with_report(options: dict[str, Any]) -> dict[str, Any]:

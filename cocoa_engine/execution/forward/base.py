@@ -104,11 +104,11 @@ class KeyValues:
         """Grow to ``capacity`` slots, one layer at a time."""
         if capacity <= self.capacity:
             return
-        known, self.capacity = self.capacity, capacity
+        old_capacity, self.capacity = self.capacity, capacity
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             if keys is not None and values is not None:
                 self._allocate(layer, keys, values)
-                self.write(layer, 0, keys[:, :known], values[:, :known])
+                self.write(layer, 0, keys[:, :old_capacity], values[:, :old_capacity])
 
     def prefix(self, length: int) -> KeyValues:
         """A copy of the first ``length`` slots."""

@@ -114,12 +114,12 @@ def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return function if isinstance(function, Mapping) else {}
 
 
-def template_variables(given: Mapping[str, Any] | None, engine: CocoaEngine) -> dict[str, Any]:
+def template_variables(values: Mapping[str, Any] | None, engine: CocoaEngine) -> dict[str, Any]:
     """``chat_template_kwargs`` of a request, which are variables of the model's template.
 
     Others are accepted if their value is false or empty: some clients send ``enable_thinking=False`` to every model.
     """
-    variables, param = dict(given or {}), "chat_template_kwargs"
+    variables, param = dict(values or {}), "chat_template_kwargs"
     if wrong := [name for name in variables if name in NOT_VARIABLES]:
         message = f"{param} takes variables of the model's chat template, not {', '.join(wrong)}; tools and "
         raise bad_request(f"{message}continue_final_message are parameters of the request", param)

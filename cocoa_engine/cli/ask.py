@@ -211,8 +211,8 @@ def compare(
     interrupt: KeyboardInterrupt | None = None
     try:
         with progress.stage("answering", "answers", len(configs)) as stage:
-            for each in configs:
-                with request.ask(engine, each) as stream:
+            for of_method in configs:
+                with request.ask(engine, of_method) as stream:
                     first_span(stream, progress)
                     for _ in stream:
                         pass

@@ -402,17 +402,18 @@ def calibrate(
             print_json(calibrator.model_dump_json())
         elif json:
             report = {
-                unit: {**validations[unit].model_dump(), "verdict": each.finding} for unit, each in verdicts.items()
+                unit: {**validation.model_dump(), "verdict": verdicts[unit].finding}
+                for unit, validation in validations.items()
             }
             print_json(dumps(report))
         else:
-            parts = [part for unit, each in validations.items() for part in shown(each, unit, chosen.get(unit))]
+            parts = [part for unit in validations for part in shown(validations[unit], unit, chosen.get(unit))]
             lines = [*notes, *([f"Written to {', '.join(map(str, written))}."] if written else [])]
-            lines += [each.sentence for each in verdicts.values()] if checks else []
+            lines += [conclusion.sentence for conclusion in verdicts.values()] if checks else []
             output(no_color).print(Group(*parts, *map(Text, lines)))
-        poor = [each for each in verdicts.values() if each.finding != "holds"]
+        poor = [conclusion for conclusion in verdicts.values() if conclusion.finding != "holds"]
         if not checks:
-            for each in poor:
-                print_note(f"warning: {out} was written, but do not rely on it. {each.sentence}")
+            for conclusion in poor:
+                print_note(f"warning: {out} was written, but do not rely on it. {conclusion.sentence}")
         if strict and poor:
             raise typer.Exit(1)

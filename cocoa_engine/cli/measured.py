@@ -151,7 +151,7 @@ def _begin(context: typer.Context) -> tuple[Path, FileLock]:
         shutil.rmtree(folder)
     folder.mkdir(mode=0o700, exist_ok=True)
     os.utime(folder)
-    others = sorted((each for each in root.iterdir() if each.is_dir() and each != folder), key=os.path.getmtime)
+    others = sorted((child for child in root.iterdir() if child.is_dir() and child != folder), key=os.path.getmtime)
     for old in others[: 1 - KEPT or None]:
         with suppress(OSError, RuntimeError), FileLock(old.with_suffix(LOCK)).acquire(timeout=0):
             _remove(old)

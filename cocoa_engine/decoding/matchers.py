@@ -199,7 +199,7 @@ def unenforced_here(schema: Mapping[str, Any]) -> list[str]:
     """Like :func:`unenforced`, in this process and without limits. For code that a worker runs."""
     warnings = validated(f"start: {_json_rule(schema)}")
     wide = [f"{key}: {part[key]} is too far from zero" for part, key in _wide_limits(schema)]
-    return [*wide, *(each for each in warnings if not each.startswith("Unknown format"))]
+    return [*wide, *(warning for warning in warnings if not warning.startswith("Unknown format"))]
 
 
 def regex_grammar(pattern: str) -> str:
@@ -266,7 +266,7 @@ def _without_endless(schema: dict[str, Any]) -> Any:
     A grammar would allow the beginning of such a value, and nothing after it.
     """
     references = (part["$ref"] for part, _ in _keywords(schema, "$ref"))
-    targets = {each: _target(schema, each) for each in references if isinstance(each, str) and each.startswith("#")}
+    targets = {name: _target(schema, name) for name in references if isinstance(name, str) and name.startswith("#")}
     endless = {*targets}
     while finite := {reference for reference in endless if _has_value(targets[reference], endless)}:
         endless -= finite

@@ -195,7 +195,7 @@ def heads_of_model(path: str | None, model: LanguageModel) -> RetrievalHeads | N
     shape = model.num_layers, heads_per_layer(model)
     if path is None:
         candidates = (_kept(model), _read(_EMBEDDED, 0))
-        return next((each for each in candidates if each and (each.num_layers, each.num_heads) == shape), None)
+        return next((heads for heads in candidates if heads and (heads.num_layers, heads.num_heads) == shape), None)
     file = Path(path)
     try:
         heads = _read(file, file.stat().st_mtime_ns)

@@ -139,7 +139,7 @@ def eos_token_ids(
     its answers with that one. Ids that the model has no embedding of are left out.
     """
     own = getattr(model, "generation_config", None)
-    stated = next((ends for each in (config, own) if (ends := getattr(each, "eos_token_id", None)) is not None), ())
+    stated = next((ends for source in (config, own) if (ends := getattr(source, "eos_token_id", None)) is not None), ())
     try:
         ids = [stated] if isinstance(stated, int) else list(map(operator.index, stated))
     except TypeError:

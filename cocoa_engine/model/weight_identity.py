@@ -132,7 +132,7 @@ def _note_of(weights: str, kernels: str) -> Path:
 def _code() -> str:
     """A digest of the code that is compared, the kernels included."""
     digest, package = hashlib.sha256(), Path(__file__).parent.parent
-    for file in sorted(each for folder in ("execution", "model") for each in (package / folder).rglob("*")):
+    for file in sorted(path for folder in ("execution", "model") for path in (package / folder).rglob("*")):
         if file.suffix in (".py", ".cpp", ".h"):
             digest.update(file.read_bytes())
     return digest.hexdigest()

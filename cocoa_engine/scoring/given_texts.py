@@ -101,7 +101,7 @@ def _scored(
         scored = score_texts(session.backend, before, ids, *settings, cancellation=cancellation)
         spans, passes = [[span] for span, _ in scored], [count for _, count in scored]
     else:
-        spans = [score_spans(model, before, each, None if divide else [len(each)], *settings) for each in ids]
+        spans = [score_spans(model, before, text, None if divide else [len(text)], *settings) for text in ids]
         passes = [1] * len(ids)
     if method.needs_own_passes:
         alone = [span for (span,) in spans]

@@ -285,7 +285,7 @@ def summarise(rows: Iterable[Row], measure: Measure) -> list[dict[str, Any]]:
         counts, values, means = measure(own)
         metrics = {name: {"mean": mean} for name, mean in means.items()}
         metrics |= {
-            name: statistics(each, first.get(name)) if each else {"mean": None} for name, each in values.items()
+            name: statistics(column, first.get(name)) if column else {"mean": None} for name, column in values.items()
         }
         settings = {name: own[0][name] for name in ("method", "metric", "alpha")}
         empty = sum(not row["answer"] for row in own)

@@ -255,7 +255,7 @@ def _judged(
         truth, info = means["truth" + suffix], means.get("info" + suffix)
         if truth is not None and info is not None:
             means["truth_and_info" + suffix] = truth * info  # as in the paper, the product of the two shares
-    values = {name: {key: float(verdict is True) for key, verdict in each.items()} for name, each in verdicts.items()}
+    values = {name: {key: float(verdict is True) for key, verdict in own.items()} for name, own in verdicts.items()}
     values["rejected"] = {row["id"]: row["metrics"].get("rejected", 0.0) for row in rows}
     unjudged = sum(bool(row["answer"]) and any(verdicts[name][row["id"]] is None for name in criteria) for row in rows)
     return {"unjudged": unjudged}, values, means
@@ -328,7 +328,7 @@ def factscore_run(
         }
         prompts = [check for of_answer in checks.values() for check in of_answer]
         verdicts = asking.verdicts(file, prompts, begin, advance)
-        supported = {answer: [verdicts.get(check.key) for check in each] for answer, each in checks.items()}
+        supported = {answer: [verdicts.get(check.key) for check in claims] for answer, claims in checks.items()}
         results = asking.results(file, settings, rows, lambda own: _factscored(own, supported, gamma))
         results["gamma"] = gamma
         write_results(folder, "factscore", results, factscore_report(results))
@@ -340,11 +340,11 @@ def _factscored(
 ) -> Measured:
     """The numbers of summaries of an arm without a score, and the score and the number of facts of the others."""
     verdicts = {row["id"]: supported.get((row["arm"], row["id"])) for row in rows}
-    judged = {key: [fact is True for fact in each] for key, each in verdicts.items() if each and None not in each}
+    judged = {key: [fact is True for fact in facts] for key, facts in verdicts.items() if facts and None not in facts}
     without = sum(not row["answer"] or verdicts[row["id"]] == [] for row in rows)
     values = {
-        "factscore": {key: factscore(each, gamma) for key, each in judged.items()},
-        "facts": {key: float(len(each)) for key, each in judged.items()},
+        "factscore": {key: factscore(facts, gamma) for key, facts in judged.items()},
+        "facts": {key: float(len(facts)) for key, facts in judged.items()},
     }
     return {"without_facts": without, "unjudged": len(rows) - len(judged) - without}, values, {}
 

@@ -219,7 +219,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
 
     def _request(self, messages: Sequence[BaseMessage]) -> ChatCall:
         chat = to_chat(messages)
-        last = next((each for each in reversed(messages) if isinstance(each, (HumanMessage, ToolMessage))), None)
+        last = next((turn for turn in reversed(messages) if isinstance(turn, (HumanMessage, ToolMessage))), None)
         answered = isinstance(last, ToolMessage)  # a tool has, since the last human message
         request = self._tool_request if answered else self._initial_request or self._tool_request
         return self._call(messages=chat, tools=request, template=template_options(self), source=self.source or None)

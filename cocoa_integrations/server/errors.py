@@ -252,12 +252,12 @@ def unhandled_logged(shows_texts: Callable[[], bool]) -> Iterator[None]:
 
     before = warnings.showwarning, threading.excepthook, sys.unraisablehook
     loggers = [logging.getLogger(name) for name in (None, *log_config(shows_texts)["loggers"])]
-    states = [(each, each.handlers[:], each.level, each.propagate) for each in loggers]
+    states = [(channel, channel.handlers[:], channel.level, channel.propagate) for channel in loggers]
     warnings.showwarning, threading.excepthook, sys.unraisablehook = show, log, log
     try:
         yield
     finally:
         warnings.showwarning, threading.excepthook, sys.unraisablehook = before
-        for each, handlers, level, propagate in states:
-            each.handlers, each.propagate = handlers, propagate
-            each.setLevel(level)
+        for channel, handlers, level, propagate in states:
+            channel.handlers, channel.propagate = handlers, propagate
+            channel.setLevel(level)

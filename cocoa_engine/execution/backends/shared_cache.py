@@ -155,13 +155,13 @@ class SharedTree(TokenTree):
         """The segment that feeds the last tokens of some paths, or some read-backs."""
         slots = dict(self.slots)
         token_ids, positions, chains = list[int](), list[int](), list[tuple[Sequence[int], int]]()
-        for each in asked:
+        for entry in asked:
             fed: Sequence[int]
-            if isinstance(each, ReadBack):
-                seen, fed = [*slots[each.after], *self.read.get(each.after, ())], each.token_ids
+            if isinstance(entry, ReadBack):
+                seen, fed = [*slots[entry.after], *self.read.get(entry.after, ())], entry.token_ids
             else:
-                seen, fed = slots[each[:-1]], each[-1:]
-                slots[each] = [*seen, self.used + len(token_ids)]
+                seen, fed = slots[entry[:-1]], entry[-1:]
+                slots[entry] = [*seen, self.used + len(token_ids)]
             chains.append((seen, len(fed)))
             positions += range(self.committed + len(seen), self.committed + len(seen) + len(fed))
             token_ids += fed
@@ -186,11 +186,11 @@ class SharedTree(TokenTree):
     def fed(self, asked: FeedRequest, segment: Segment) -> None:
         """Record that a request has been fed by its segment."""
         slot = segment.start
-        for each, (seen, length) in zip(asked, segment.chains, strict=True):
-            if isinstance(each, ReadBack):
-                self.read.setdefault(each.after, []).extend(range(slot, slot + length))
+        for entry, (seen, length) in zip(asked, segment.chains, strict=True):
+            if isinstance(entry, ReadBack):
+                self.read.setdefault(entry.after, []).extend(range(slot, slot + length))
             else:
-                self.slots[cast("Path", each)] = [*seen, slot]
+                self.slots[cast("Path", entry)] = [*seen, slot]
             slot += length
         self.tail_positions += segment.positions
         self.used = segment.end

@@ -33,8 +33,8 @@ class KeyValuePointers:
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         array = ctypes.c_void_p * len(keys)
-        self.keys = array(*(each.data_ptr() for each in keys))
-        self.values = array(*(each.data_ptr() for each in values))
+        self.keys = array(*(store.data_ptr() for store in keys))
+        self.values = array(*(store.data_ptr() for store in values))
         self.kv_head = keys[0].stride(0)
         self._kv_heads, _, self._head_dim = keys[0].shape
 

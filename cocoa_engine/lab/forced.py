@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder
-from cocoa_engine.lab.data import LabelledText
+from cocoa_engine.lab.records import LabelledText
 from cocoa_engine.scoring.text_profile import LayerProfile, Profiler, TokenProfile
 
 if TYPE_CHECKING:

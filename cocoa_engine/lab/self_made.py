@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.lab.cache import AnswerCache
-from cocoa_engine.lab.data import LabelledSpan, LabelledText, Question
 from cocoa_engine.lab.fit import LabelledFeatures
 from cocoa_engine.lab.forced import ProfileCache, force
 from cocoa_engine.lab.measured import labelled_features, own_answers
+from cocoa_engine.lab.records import LabelledSpan, LabelledText, Question
 from cocoa_engine.risk.features import Level
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from uvicorn.logging import AccessFormatter, ColourizedFormatter, DefaultFormatt
 from cocoa_engine import CocoaConfig, errors
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.safe_text import bounded, one_line, short_repr, shortened
-from cocoa_integrations.server.settings import SAME_SETTING, ServerSettings
+from cocoa_integrations.server.parameters import SAME_SETTING
+from cocoa_integrations.server.settings import ServerSettings
 
 logger = safe_logger("cocoa_integrations.server")
 

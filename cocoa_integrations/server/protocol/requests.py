@@ -31,16 +31,10 @@ from cocoa_integrations._shared.chat_template import ChatTemplateOptions, names
 from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations._shared.settings import OF_SAMPLING, DecodeSettings
 from cocoa_integrations._shared.unsupported import INSTEAD, is_without_effect
+from cocoa_integrations.server import parameters
 from cocoa_integrations.server.errors import at_most, bad_request, validation_error
-from cocoa_integrations.server.protocol.messages import (
-    TEXT_ONLY,
-    Message,
-    Several,
-    entries_of,
-    function_of,
-    template_variables,
-)
-from cocoa_integrations.server.settings import REFUSED, SAME_SETTING, Refused, ServerSettings, each
+from cocoa_integrations.server.protocol.messages import Message, Several, entries_of, function_of, template_variables
+from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.tool_calling import ToolRequest
 
 OPERATORS = ("decore_heads",)
@@ -132,7 +126,7 @@ class DecodingRequest(BaseModel):
     stop: str | Several[str] | None = None
     logit_bias: dict[str, Any] | None = None
     cocoa: CocoaOptions = Field(default_factory=CocoaOptions)
-    refused: ClassVar[Refused] = REFUSED
+    refused: ClassVar[parameters.Refused] = parameters.REFUSED
     """Parameters that are not supported."""
     in_prompt: ClassVar[tuple[str, ...]] = ()
     """Parameters that the prompt may contain."""
@@ -251,7 +245,7 @@ class DecodingRequest(BaseModel):
         for name, (param, value) in settings.items():
             if name in _NUMBERS and isinstance(value, (bool, str)):
                 raise bad_request(f"{param}: the value must be a number (got {short_repr(value)})", param)
-        for param, setting in SAME_SETTING.items():
+        for param, setting in parameters.SAME_SETTING.items():
             value = getattr(self, param, None)
             if value is None or (param == "top_k" and value <= 0):
                 continue
@@ -293,21 +287,7 @@ def _members(value: Any) -> Any:
 class ChatRequest(DecodingRequest):
     """The body of a request for chat completions."""
 
-    refused: ClassVar[Refused] = {
-        **REFUSED,
-        **each("audio", TEXT_ONLY),
-        **each("modalities", TEXT_ONLY, ["text"], []),
-        **each("functions", "give tools", []),
-        **each("function_call", "give tool_choice"),
-        **each("web_search_options", "the server does not search the web"),
-        **each("moderation", "the server does not moderate"),
-        **each("store", "the server stores no answers", False),
-        **each("service_tier", "leave it out", "auto", "default"),
-        **each("verbosity", "ask for it in a message", "medium"),
-        **each("prompt suffix", "give messages alone", "", []),
-        **each("echo", "give messages alone", False),
-        **each("add_special_tokens", "the chat template adds them", False),
-    }
+    refused: ClassVar[parameters.Refused] = parameters.REFUSED_BY_CHAT
     in_prompt: ClassVar[tuple[str, ...]] = (
         *("messages", "tools", "response_format", "chat_template_kwargs", "reasoning_effort"),
     )
@@ -367,19 +347,7 @@ class ChatRequest(DecodingRequest):
 class CompletionRequest(DecodingRequest):
     """The body of a request for completions."""
 
-    refused: ClassVar[Refused] = {
-        **REFUSED,
-        **each("suffix", "the model continues a prompt only", ""),
-        **each("max_completion_tokens", "give max_tokens"),
-        **each("top_logprobs", "give logprobs", 0),
-        **each("messages tools functions", "/v1/chat/completions has it", []),
-        **each("response_format", "/v1/chat/completions has it", {"type": "text"}),
-        **each("tool_choice", "/v1/chat/completions has it", "none", "auto"),
-        **each("parallel_tool_calls reasoning_effort", "/v1/chat/completions has it", True),
-        **each("chat_template_kwargs", "/v1/chat/completions has it", {}),
-        **each("continue_final_message add_generation_prompt", "/v1/chat/completions has it", False),
-        **each("add_special_tokens", "give the prompt as token ids", True),
-    }
+    refused: ClassVar[parameters.Refused] = parameters.REFUSED_BY_COMPLETIONS
     in_prompt: ClassVar[tuple[str, ...]] = ("prompt",)
     prompt: str | Several[StrictStr] | Several[StrictInt] | Several[Several[StrictInt]]
     echo: Flag = False
@@ -431,26 +399,14 @@ class CompletionRequest(DecodingRequest):
         return self.model_copy(update={"max_tokens": None})._settings() if self.only_echoes else super()._settings()
 
 
-_NOT_DECODED = "nothing is decoded; leave it out"
-
-
 class ScoreRequest(DecodingRequest):
     """The body of a request for the risk of given texts after one prompt."""
 
-    refused: ClassVar[Refused] = {
-        **REFUSED,
-        **each(" ".join(SAME_SETTING), _NOT_DECODED),
-        **each("frequency_penalty presence_penalty top_logprobs", _NOT_DECODED, 0),
-        **each("logit_bias stream_options", _NOT_DECODED, {}),
-        **each("n", _NOT_DECODED, 1),
-        **each("tools functions", _NOT_DECODED, []),
-        **each("tool_choice", _NOT_DECODED, "none", "auto"),
-        **each("response_format", _NOT_DECODED, {"type": "text"}),
-        **each("stream echo continue_final_message logprobs", _NOT_DECODED, False),
-        **each("parallel_tool_calls reasoning_effort", _NOT_DECODED, True),
-    }
+    refused: ClassVar[parameters.Refused] = parameters.REFUSED_BY_SCORE
     without_effect: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "max_risk"), _NOT_DECODED),
+        **dict.fromkeys(
+            ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "max_risk"), parameters.NOT_DECODED
+        ),
         **dict.fromkeys(("report", "top_logprobs"), "the entries of the texts have all of the risk"),
         "source": "give source",
     }

@@ -135,9 +135,9 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         with quiet_torchao(), collector_paused():
-            found = getattr(import_module(f"cocoa_engine.{_LAZY[name]}"), name)
-        globals()[name] = found  # not looked up again
-        return found
+            value = getattr(import_module(f"cocoa_engine.{_LAZY[name]}"), name)
+        globals()[name] = value  # not looked up again
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -317,7 +317,7 @@ class _Server:
     """The server process, seen from the process that uses it."""
 
     def __init__(self) -> None:
-        packages, *path = [os.path.join(_FOLDER, each) for each in (str(Path(__file__).parent.parent), *sys.path)]
+        packages, *path = [os.path.join(_FOLDER, entry) for entry in (str(Path(__file__).parent.parent), *sys.path)]
         program = (  # `path` may have another version of the package first, and must have the standard library first
             f"import sys; sys.path[:] = {[packages, *path]!r}; from cocoa_engine import confined; del sys.path[0]; "
             "confined.serve()"
@@ -373,8 +373,8 @@ class _Server:
         our_life, their_life = socket.socketpair()
         with theirs, their_life:
             self._connection.send(None)
-            for each in (theirs, their_life):
-                send_handle(self._connection, each.fileno(), self.process.pid)
+            for end in (theirs, their_life):
+                send_handle(self._connection, end.fileno(), self.process.pid)
         return ours, our_life, frozenset(self._loaded)
 
     def close(self) -> None:

@@ -26,16 +26,16 @@ def explain(error: ValidationError) -> str:
     return safe("; ".join(lines))
 
 
-def unknown(names: Iterable[str], known: Iterable[str], *, what: str) -> str:
+def unknown(names: Iterable[str], choices: Iterable[str], *, what: str) -> str:
     """A message about unknown names, with the closest known name for each."""
-    known, names = list(known), list(names)
-    listed = ", ".join(f"{what} {short_repr(name)}{did_you_mean(name, known)}" for name in names[:LISTED])
+    choices, names = list(choices), list(names)
+    listed = ", ".join(f"{what} {short_repr(name)}{did_you_mean(name, choices)}" for name in names[:LISTED])
     if len(names) > LISTED:
         listed += f" and {len(names) - LISTED} more"
-    return f"unknown {listed}; known are {', '.join(known)}"
+    return f"unknown {listed}; known are {', '.join(choices)}"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` with the closest known name, or an empty string."""
-    close = difflib.get_close_matches(str(name)[:100], list(known), n=1)  # the given name may not be a string
+    close = difflib.get_close_matches(str(name)[:100], list(choices), n=1)  # the given name may not be a string
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -83,8 +83,7 @@ class ReportEntry(ResultModel):
 
     def without(self, *names: str) -> Self:
         """A copy in which some fields are not set."""
-        kept = self.model_fields_set.difference(names)
-        return type(self)(**{name: getattr(self, name) for name in kept})
+        return type(self)(**{name: getattr(self, name) for name in self.model_fields_set.difference(names)})
 
 
 class RangeReport(ReportEntry):

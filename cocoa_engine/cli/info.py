@@ -176,12 +176,12 @@ def bench(
     of_decoders = {}
     for name, seconds in per_token.items():
         of_rounds = usages.get(name, [])[: len(finished) * len(prompts)]
-        kept = sum(usage.completion_tokens for usage in of_rounds)
+        total = sum(usage.completion_tokens for usage in of_rounds)
         of_decoders[name] = {
             "ratio": ratio(seconds, per_token[BASE])._asdict(),
             "seconds_per_token": seconds,
             "per_kept_token": {
-                field: sum(getattr(usage, field) for usage in of_rounds) / kept for field in PER_TOKEN if kept
+                field: sum(getattr(usage, field) for usage in of_rounds) / total for field in PER_TOKEN if total
             },
         }
     machine, info = describe(), engine.info()

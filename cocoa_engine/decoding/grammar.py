@@ -176,9 +176,9 @@ class _Grammar:
         )
         self._workers[:] = [worker]
         with _guard:
-            _compiled[:] = [each for each in _compiled if each() not in (None, self)]
+            _compiled[:] = [reference for reference in _compiled if reference() not in (None, self)]
             if len(_compiled) >= MOST_COMPILED:
-                any(grammar.rest() for each in _compiled if (grammar := each()) is not None)
+                any(grammar.rest() for reference in _compiled if (grammar := reference()) is not None)
             _compiled.append(weakref.ref(self))
         return warnings
 

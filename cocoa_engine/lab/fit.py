@@ -445,6 +445,6 @@ def validate(
         brier=brier(risks, labels),
         brier_of_base_rate=brier(np.full(len(labels), labels.mean()), labels),
         ece=expected_calibration_error(curve),
-        reliability=[one.model_copy(update={"items": round(one.items / repeats)}) for one in curve],
+        reliability=[part.model_copy(update={"items": round(part.items / repeats)}) for part in curve],
         rivals=baselines,
     )

@@ -141,8 +141,8 @@ def reliability(risks: ArrayLike, labels: ArrayLike, bins: int = 10) -> list[Rel
 
 def expected_calibration_error(curve: list[ReliabilityBin]) -> float:
     """ECE: the sum over bins of (items of the bin / all items) * abs(mean risk - share hallucinated)."""
-    total = sum(one.items for one in curve)
-    return sum(one.items * abs(one.mean_risk - one.share_hallucinated) for one in curve) / total
+    total = sum(part.items for part in curve)
+    return sum(part.items * abs(part.mean_risk - part.share_hallucinated) for part in curve) / total
 
 
 def ece_if_exact(risks: ArrayLike, *, draws: int = 1000, seed: int = 0) -> float:

@@ -54,11 +54,11 @@ def locate(name: str) -> tuple[str, str | None]:
     return name, None
 
 
-def name_of(given: str | os.PathLike[str], what: str) -> str:
+def name_of(value: str | os.PathLike[str], what: str) -> str:
     """The name of a model or tokenizer as text, if it is not empty and has no NUL character."""
-    name = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
+    name = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(name, str) or not name.strip() or "\0" in name:
-        raise ModelLoadError(f"the name of the {what} is {short_repr(given)}; name a local folder or a Hub id")
+        raise ModelLoadError(f"the name of the {what} is {short_repr(value)}; name a local folder or a Hub id")
     return name
 
 

@@ -76,7 +76,7 @@ def _first(config: Any, *names: str) -> Any:
 def _same(value: Any, expected: Any) -> bool:
     """Numbers may be rounded to float32. A number for each layer is the same for all, unless several are expected."""
     if isinstance(value, list) and not isinstance(expected, list):
-        return all(_same(each, expected) for each in value)
+        return all(_same(item, expected) for item in value)
     if isinstance(value, float) and isinstance(expected, (int, float)):
         return math.isclose(value, expected, rel_tol=1e-6)
     return bool(value == expected)
@@ -289,7 +289,7 @@ def require_types(file: GgufFile) -> None:
             kinds = (int, float, bool)
         values = value if is_setting and isinstance(value, list) else [value]
         is_checked = is_setting or key.startswith(_TEMPLATES) or key.endswith((*_TEXTS, *_FLAGS, "_token_id"))
-        if is_checked and any(type(each) not in kinds or (key.endswith(_WHOLE) and each < 0) for each in values):
+        if is_checked and any(type(item) not in kinds or (key.endswith(_WHOLE) and item < 0) for item in values):
             raise ModelLoadError(f"{file.path}: {key} = {short_repr(value)} is no {what}")
 
 

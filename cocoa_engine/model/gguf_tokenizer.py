@@ -164,7 +164,7 @@ def make(file: GgufFile) -> Tokenizer:
     metadata = file.metadata
     for name, kind in _LISTS.items():
         values = metadata.get(f"tokenizer.ggml.{name}")
-        if values is not None and (not isinstance(values, list) or any(type(each) is not kind for each in values[:1])):
+        if values is not None and (not isinstance(values, list) or any(type(item) is not kind for item in values[:1])):
             raise ValueError(f"tokenizer.ggml.{name} = {short_repr(values)} is no list of {kind.__name__}")
     tokens = _tokens(file)
     kinds = list(metadata.get("tokenizer.ggml.token_type") or [NORMAL_TOKEN] * len(tokens))

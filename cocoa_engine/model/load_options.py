@@ -65,8 +65,8 @@ class LoadOptions(BaseModel):
 
     @field_validator("model_name", "tokenizer_name", "calibrator", mode="before")
     @classmethod
-    def _path_as_text(cls, given: Any) -> Any:
-        return os.fspath(given) if isinstance(given, os.PathLike) else given
+    def _path_as_text(cls, value: Any) -> Any:
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def loading_arguments(options: LoadOptions) -> dict[str, Any]:
@@ -94,5 +94,5 @@ def default_of(name: str) -> Any:
 def changed_options(options: LoadOptions | dict[str, Any]) -> list[str]:
     """The names of the options that are neither `None` nor equal to their default."""
     values = options if isinstance(options, dict) else vars(options)
-    given = [name for name in LoadOptions.model_fields if values.get(name) is not None]
-    return [name for name in given if values[name] != default_of(name)]
+    names = [name for name in LoadOptions.model_fields if values.get(name) is not None]
+    return [name for name in names if values[name] != default_of(name)]

@@ -79,12 +79,12 @@ def load_pretrained(
     Returns:
         The model in evaluation mode, the tokenizer, and the name to report.
     """
-    given = {**(model_kwargs or {}), **more_model_kwargs}
+    model_options = {**(model_kwargs or {}), **more_model_kwargs}
     options: dict[str, Any] = {
-        "dtype": given.pop("torch_dtype", dtype),  # the older name
-        "device_map": resolve_device_map(device_map, given),
+        "dtype": model_options.pop("torch_dtype", dtype),  # the older name
+        "device_map": resolve_device_map(device_map, model_options),
         "trust_remote_code": trust_remote_code,
-        **given,
+        **model_options,
     }
     if not (isinstance(options["dtype"], str) and options["dtype"] == "auto"):
         given_dtype = options["dtype"]
@@ -203,11 +203,12 @@ def _load(
                 )
             logger.info("%s is unpacked by transformers: it has %s", file.path, why)
             options = {**gguf_tokenizer.token_ids(file), **options}
-        given = options.get("config")
+        config = options.get("config")
         try:
-            config = read_config(given or name, source) if given is None or isinstance(given, str) else given
+            if config is None or isinstance(config, str):
+                config = read_config(config or name, source)
         except (ValueError, TypeError, KeyError, AttributeError) as error:  # of transformers, from what the file says
-            if file is None or given is not None:
+            if file is None or config is not None:
                 raise
             said = f"{error} is missing" if isinstance(error, KeyError) else str(error).strip().partition("\n")[0]
             raise ModelLoadError(
@@ -215,7 +216,7 @@ def _load(
                 f"which says: {said}; use the model's checkpoint (safetensors), or a file of one of the architectures "
                 f"{', '.join(gguf_families.FAMILIES)}"
             ) from safe_cause(error)
-        if file is not None and given is None:
+        if file is not None and options.get("config") is None:
             gguf_metadata.require_agreement(file, config)
         has_own_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
         if has_own_class and not options["trust_remote_code"] and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:

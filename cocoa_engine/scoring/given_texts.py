@@ -90,7 +90,7 @@ def _scored(
         ids.append(token_ids)
         shown.append(shown_text)
     cancellation.check()  # what follows runs the model
-    measure = risk.measure(config, source, given=True)
+    measure = risk.measure(config, source, of_given_text=True)
     calibrator = measure.calibrator
     capture = capture_spec(model, config, calibrator)
     if method.needs_own_passes or (calibrator is not None and calibrator.heads):
@@ -101,7 +101,7 @@ def _scored(
         scored = score_texts(session.backend, before, ids, *settings, cancellation=cancellation)
         spans, passes = [[span] for span, _ in scored], [count for _, count in scored]
     else:
-        spans = [score_spans(model, before, each, None if divide else [len(each)], *settings) for each in ids]
+        spans = [score_spans(model, before, text, None if divide else [len(text)], *settings) for text in ids]
         passes = [1] * len(ids)
     if method.needs_own_passes:
         alone = [span for (span,) in spans]

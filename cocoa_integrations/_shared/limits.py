@@ -22,10 +22,10 @@ Mark = str | Callable[[str, Risky], str]  # a template with {text} and {value}, 
 MARK, ABSTENTION = "[[{text}]]", "I don't know."  # the defaults
 
 
-def require_known(name: str, value: Any, known: Any) -> None:
+def require_known(name: str, value: Any, literal: Any) -> None:
     """Refuse a value that a ``Literal`` does not have, and name the closest one."""
-    if value not in get_args(known):
-        raise ConfigError(unknown([str(value)], get_args(known), what=name))
+    if value not in get_args(literal):
+        raise ConfigError(unknown([str(value)], get_args(literal), what=name))
 
 
 def require_finite(name: str, value: Any) -> None:
@@ -222,9 +222,9 @@ def _marked(part: Risky, value: float, mark: Mark) -> Edit:
     return Edit(start=end - len(core), end=end, text=marked)
 
 
-def require_reaction(on_risk: str, known: Any, mark: Mark, answer: str) -> None:
-    """Check what happens to answers that are too risky: an action that ``known`` has, a mark, and another text."""
-    require_known("on_risk", on_risk, known)
+def require_reaction(on_risk: str, literal: Any, mark: Mark, answer: str) -> None:
+    """Check what happens to answers that are too risky: an action that ``literal`` has, a mark, and another text."""
+    require_known("on_risk", on_risk, literal)
     if not isinstance(answer, str):
         raise ConfigError(f"answer takes a text, not a {type(answer).__name__}")
     try:

@@ -162,10 +162,10 @@ def _once(key: tuple[Any, ...], make: Callable[[], Shared]) -> Shared:
     *rest, arguments = key
     text = repr((*rest, sorted(arguments.items())))
     with _shared_lock:
-        found = _shared.get(text)
-        if found is None:
-            found = _shared[text] = make()
-        return found
+        shared = _shared.get(text)
+        if shared is None:
+            shared = _shared[text] = make()
+        return shared
 
 
 def settings_digest(engine: CocoaEngine) -> str:

@@ -77,7 +77,7 @@ class LocalChat:
         prompts: list[Any] = [call.prompt for call in calls]
         options = {"config": first.config, "batch_size": batch_size, **PreparedCall(engine, first).options}
         generations = self._retrying(partial(engine.generate_batch, prompts, **options))
-        return [PreparedCall(engine, call).made(each) for call, each in zip(calls, generations, strict=True)]
+        return [PreparedCall(engine, call).made(answer) for call, answer in zip(calls, generations, strict=True)]
 
     def stream(self, call: ChatCall) -> LocalStream:
         """The answer to a call, span by span. Nothing is decoded before the first one is asked for."""

@@ -198,7 +198,7 @@ class ModelOptions(AnswerOptions, DecodeSettings, LoadOptions):
 
     @classmethod
     def _read(
-        cls, options: dict[str, Any], known: Iterable[str] = (), **loaded: Any
+        cls, options: dict[str, Any], more: Iterable[str] = (), **loaded: Any
     ) -> tuple[CocoaConfig, dict[str, Any]]:
         """The settings, and the other fields, that the options of a constructor give. At a server, settings are unset.
 
@@ -214,7 +214,7 @@ class ModelOptions(AnswerOptions, DecodeSettings, LoadOptions):
         base = config or (engine.config if engine is not None else CocoaConfig())
         settings, rest = split_settings(options, base.method)
         rest = refuse_unsupported(rest, what=what)
-        refuse_unknown(rest, {*cls.model_fields, *known, "engine", "config", "model"}, what=what)
+        refuse_unknown(rest, {*cls.model_fields, *more, "engine", "config", "model"}, what=what)
         objects = {name: value for name, value in {**loaded, "engine": engine}.items() if value is not None}
         changed = changed_options(rest)
         if rest.get("base_url") is not None:
@@ -307,10 +307,10 @@ def _refuse_without_effect(objects: Mapping[str, Any], changed: list[str], named
         refuse_beside("model", [name for name in changed if name in _WEIGHTS])
 
 
-def refuse_beside(given: str, names: Sequence[str]) -> None:
+def refuse_beside(option: str, names: Sequence[str]) -> None:
     """Refuse options, if there are any, that have no effect together with a given one."""
     if names:
-        raise ConfigError(f"{given}= is given, so {', '.join(names)} would have no effect; give one or the other.")
+        raise ConfigError(f"{option}= is given, so {', '.join(names)} would have no effect; give one or the other.")
 
 
 def require_kind(name: str, value: Any, kind: type) -> None:

@@ -214,10 +214,10 @@ class RemoteStream:
             variables["enable_thinking"] = call.template.enable_thinking
         body |= {"messages": [], **call.tools.parameters}
         for entry in call.messages:
-            functions = [(each, each["function"]) for each in entry.get("tool_calls", ())]
+            functions = [(tool_call, tool_call["function"]) for tool_call in entry.get("tool_calls", ())]
             calls = [  # in OpenAI's protocol the arguments of calls are JSON text
-                {**each, "function": {**function, "arguments": json.dumps(function["arguments"])}}
-                for each, function in functions
+                {**tool_call, "function": {**function, "arguments": json.dumps(function["arguments"])}}
+                for tool_call, function in functions
             ]
             body["messages"].append({**entry, **({"tool_calls": calls} if calls else {})})
         if variables:
@@ -309,7 +309,7 @@ class RemoteStream:
             piece = Piece(entry, added.content or "", added.reasoning_content or "", deltas, None, listed)
             if entry or piece.content or piece.reasoning or deltas:
                 pieces.append(piece)
-            pieces += [Piece(each) for each in spans[1:]]
+            pieces += [Piece(span) for span in spans[1:]]
             if choice.finish_reason is not None:
                 self._last = choice
         return pieces

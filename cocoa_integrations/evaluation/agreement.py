@@ -79,7 +79,7 @@ def agreement(judged: Mapping[AnswerKey, bool | None], people: Labels) -> dict[s
     """
     verdicts = {key: verdict for key, verdict in judged.items() if verdict is not None}
     judge = {name: _kappa(verdicts, labels) for name, labels in people.items()}
-    pairs = {f"{one}, {other}": _kappa(people[one], people[other]) for one, other in combinations(people, 2)}
+    pairs = {f"{first}, {second}": _kappa(people[first], people[second]) for first, second in combinations(people, 2)}
     means = []
     for scores in (judge, pairs):
         defined = [score["kappa"] for score in scores.values() if score["kappa"] is not None]

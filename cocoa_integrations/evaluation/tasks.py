@@ -198,7 +198,7 @@ class _TruthfulQA(_Row):
         # as in TruthfulQA: every answer ends with a full stop, and the best one is one of the correct ones
         answers = {"references": [self.best, *self.references], "incorrect": self.incorrect}
         closed = {
-            name: list(dict.fromkeys(f"{one.removesuffix('.')}." for one in each)) for name, each in answers.items()
+            name: list(dict.fromkeys(f"{text.removesuffix('.')}." for text in texts)) for name, texts in answers.items()
         }
         return super().sample(number, prompt).model_copy(update=closed)
 

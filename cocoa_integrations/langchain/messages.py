@@ -48,7 +48,7 @@ def to_chat(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 def to_entries(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """Convert messages, which may be empty; see :func:`to_chat`."""
-    called = {call["id"]: call["name"] for each in messages if isinstance(each, AIMessage) for call in each.tool_calls}
+    called = {call["id"]: call["name"] for turn in messages if isinstance(turn, AIMessage) for call in turn.tool_calls}
     chat = []
     for message in messages:
         options: dict[str, Any] = {"name": message.name}

@@ -196,8 +196,8 @@ class Answers(RiskCollector):
             _warn(f"no context lift and no citations by lift: they are {_OF_A_SERVER}")
         if self._cite is not None and (sources := self._sources(self._cite, parts, nodes, here)) is not None:
             by, values = sources
-            found, spans = citations_of(report.spans, values, self._cite.lowest[by], by)
-            citations = [citation.with_values(id=nodes[citation.source - 1].node.node_id) for citation in found]
+            passages, spans = citations_of(report.spans, values, self._cite.lowest[by], by)
+            citations = [citation.with_values(id=nodes[citation.source - 1].node.node_id) for citation in passages]
             report = report.with_values(spans=spans)
         return report, citations
 

@@ -128,7 +128,7 @@ class Collected:
 
 def collected_nodes() -> list[NodeWithScore] | None:
     """The retrieved nodes of the innermost collector of nodes; ``None`` if there is none."""
-    return next((one.nodes for one in reversed(_collectors.get()) if one.nodes is not None), None)
+    return next((collector.nodes for collector in reversed(_collectors.get()) if collector.nodes is not None), None)
 
 
 class RiskCollector(RiskLog):

@@ -163,8 +163,8 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
         beside = {name: value for name, value in of_every_call.items() if name in BESIDE_SETTINGS}
         wrapper = _query_wrapper(query_wrapper_prompt)
         super().__init__(**{**fields, **fields_of(config), "query_wrapper_prompt": wrapper, "generate_kwargs": beside})
-        given = {"engine": engine} if engine is not None else loaded
-        self._given = {name: value for name, value in given.items() if value is not None}
+        objects = {"engine": engine} if engine is not None else loaded
+        self._given = {name: value for name, value in objects.items() if value is not None}
         if self.is_remote:
             assert self.service  # reports what is wrong with the address
         elif "model" in self._given and tokenizer is None and self.tokenizer_name is None:
@@ -357,10 +357,10 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
         **writes: bool,
     ) -> _Asked[Any]:
         """What is asked for; ``fields`` makes those of the call that are its prompt."""
-        given = {name: value for name, value in options.items() if value is not None}
+        present = {name: value for name, value in options.items() if value is not None}
         config = decode_settings(config_of(self), self.generate_kwargs)
-        config = decode_settings(config, given if self.is_remote else options)
-        beside = {"stopping_ids": self.stopping_ids or None, **self.generate_kwargs, **given}
+        config = decode_settings(config, present if self.is_remote else options)
+        beside = {"stopping_ids": self.stopping_ids or None, **self.generate_kwargs, **present}
         processors, criteria = processors_and_criteria(beside)
         logprobs = called.logprobs
         if logprobs is None:  # a server is asked for them only where they are wanted
@@ -437,8 +437,8 @@ class _Asked(Generic[Response]):
         return response
 
 
-def _query_wrapper(given: BasePromptTemplate | str | None) -> BasePromptTemplate | None:
-    template = PromptTemplate(given) if isinstance(given, str) else given
+def _query_wrapper(template: BasePromptTemplate | str | None) -> BasePromptTemplate | None:
+    template = PromptTemplate(template) if isinstance(template, str) else template
     if isinstance(template, BasePromptTemplate) and "query_str" not in template.template_vars:
         raise ConfigError("query_wrapper_prompt has no {query_str} placeholder, so it would drop the prompt.")
     return template

@@ -42,12 +42,12 @@ _PROCESSORS: dict[str, Callable[[Any], Any]] = {
     "no_repeat_ngram_size": _checked("no_repeat_ngram_size", NoRepeatNGramLogitsProcessor),
     "bad_words_ids": _checked("bad_words_ids", NoBadWordsLogitsProcessor),
     "suppress_tokens": _checked("suppress_tokens", SuppressTokensLogitsProcessor),
-    "logits_processor": lambda given: given if isinstance(given, Sequence) else [given],
+    "logits_processor": lambda value: value if isinstance(value, Sequence) else [value],
 }
 _CRITERIA: dict[str, Callable[[Any], Any]] = {
     "stopping_ids": lambda token_ids: [EosTokenCriteria(list(token_ids))],
     "eos_token_id": lambda token_ids: [EosTokenCriteria(token_ids)],
-    "stopping_criteria": lambda given: given if isinstance(given, Sequence) else [given],
+    "stopping_criteria": lambda value: value if isinstance(value, Sequence) else [value],
 }
 _INSTEAD = {
     **INSTEAD,

@@ -302,7 +302,7 @@ class CocoaLM(TemplateLM):
         if not_known := sorted(settings.keys() - CocoaConfig.model_fields.keys()):
             names = sorted({*CocoaConfig.model_fields, "until", "max_gen_toks", *_IGNORED_SAMPLING})
             raise ConfigError(f"gen_kwargs: {unknown(not_known, names, what='option')}")
-        texts = [[each] if isinstance(each, str) else each for each in (until, settings.get("stop") or ())]
+        texts = [[text] if isinstance(text, str) else text for text in (until, settings.get("stop") or ())]
         stop = filter(None, (*texts[0], *texts[1], *self.config.stop))
         settings |= {"max_new_tokens": length, "stop": tuple(dict.fromkeys(stop))}
         return self.config.replace(**_as_settings(settings))

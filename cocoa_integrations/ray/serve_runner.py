@@ -74,8 +74,8 @@ def _serve(settings: RaySettings, signals: list[int], own: bool, progress: Progr
                 serve.run(app(settings), name=NAME, route_prefix="/")
         except RuntimeError as error:
             state = serve.status().applications.get(NAME)
-            known = state is not None and ENGINE in state.deployments
-            told = state.deployments[ENGINE].message if known else str(error)
+            has_status = state is not None and ENGINE in state.deployments
+            told = state.deployments[ENGINE].message if has_status else str(error)
             raise CocoaError(f"the replicas could not start: {last_line(told)}") from None
         print_note(f"serving on http://{address['host']}:{address['port']} (Ctrl-C stops)")
         while not signals:

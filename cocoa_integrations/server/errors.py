@@ -24,7 +24,8 @@ from uvicorn.logging import AccessFormatter, ColourizedFormatter, DefaultFormatt
 from cocoa_engine import CocoaConfig, errors
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.safe_text import bounded, one_line, short_repr, shortened
-from cocoa_integrations.server.settings import SAME_SETTING, ServerSettings
+from cocoa_integrations.server.parameters import SAME_SETTING
+from cocoa_integrations.server.settings import ServerSettings
 
 logger = safe_logger("cocoa_integrations.server")
 
@@ -252,12 +253,12 @@ def unhandled_logged(shows_texts: Callable[[], bool]) -> Iterator[None]:
 
     before = warnings.showwarning, threading.excepthook, sys.unraisablehook
     loggers = [logging.getLogger(name) for name in (None, *log_config(shows_texts)["loggers"])]
-    states = [(each, each.handlers[:], each.level, each.propagate) for each in loggers]
+    states = [(channel, channel.handlers[:], channel.level, channel.propagate) for channel in loggers]
     warnings.showwarning, threading.excepthook, sys.unraisablehook = show, log, log
     try:
         yield
     finally:
         warnings.showwarning, threading.excepthook, sys.unraisablehook = before
-        for each, handlers, level, propagate in states:
-            each.handlers, each.propagate = handlers, propagate
-            each.setLevel(level)
+        for channel, handlers, level, propagate in states:
+            channel.handlers, channel.propagate = handlers, propagate
+            channel.setLevel(level)

@@ -187,8 +187,8 @@ def _checksum(data: bytes) -> bytes:
 
 def _compiler() -> str:
     for name in (os.environ.get("CXX"), *COMPILERS):
-        if name and (found := shutil.which(name)):
-            return found
+        if name and (compiler := shutil.which(name)):
+            return compiler
     raise _UnfitError("no C++ compiler was found; install GCC (g++)")
 
 

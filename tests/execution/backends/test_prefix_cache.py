@@ -276,13 +276,13 @@ def test_a_given_store_is_kept_as_it_is_unless_much_of_it_is_unused() -> None:
     for seed, capacity, as_it_is in ((1, 100, True), (2, 114, True), (3, 115, False), (4, 1000, False)):
         ids = tokens(seed, 100)
         store = store_of(ids, capacity)
-        cache.keep(ids, store, given=True)
+        cache.keep(ids, store, handed_over=True)
         found = cache.longest(ids)
         assert found is not None
         assert (found[0] is store) == as_it_is
         assert found[0].capacity == (capacity if as_it_is else 100)
     bounded = PrefixCache(store_of(tokens(5, 100), 100).nbytes)
-    bounded.keep(tokens(5, 100), store_of(tokens(5, 100), 110), given=True)
+    bounded.keep(tokens(5, 100), store_of(tokens(5, 100), 110), handed_over=True)
     assert bounded.longest(tokens(5, 100)) is not None
     assert bounded.nbytes == bounded.max_bytes
 

@@ -10,6 +10,7 @@ import pytest
 from cocoa_engine import CocoaConfig
 from cocoa_integrations.server import ServerSettings
 from cocoa_integrations.server.errors import ApiError
+from cocoa_integrations.server.parameters import REFUSED, SAME_SETTING, WITHOUT_EFFECT
 from cocoa_integrations.server.protocol.requests import (
     ChatRequest,
     CompletionRequest,
@@ -17,7 +18,6 @@ from cocoa_integrations.server.protocol.requests import (
     ScoreRequest,
     StreamOptions,
 )
-from cocoa_integrations.server.settings import REFUSED, SAME_SETTING, WITHOUT_EFFECT
 from docs._generate.request_parameters import request_parameters
 from tests.conformance.tools import source_if_there
 from tests.helpers.served import CHAT, COMPLETIONS, HELLO, SCORE, Speaker, refusal, speaker

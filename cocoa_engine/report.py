@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, ConfigDict, Field
 
 from cocoa_engine.arguments import ResultModel
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.messages import unknown
+from cocoa_engine.errors import ConfigError, unknown
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.units import MeasuredText
 from cocoa_engine.spans import FinishReason, RiskSource, Span

@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, TypeAdapter, ValidationError, ValidationInfo, create_model, field_validator
 
-from cocoa_engine.errors import ModelLoadError, safe_cause
-from cocoa_engine.messages import explain
+from cocoa_engine.errors import ModelLoadError, explain, safe_cause
 from cocoa_engine.model.gguf_reader import SUFFIX, parts_of
 from cocoa_engine.safe_text import short_repr
 

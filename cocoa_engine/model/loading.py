@@ -17,7 +17,6 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, Auto
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError, safe_cause
-from cocoa_engine.logs import safe_logger
 from cocoa_engine.memory import release_free_memory
 from cocoa_engine.model import (
     checkpoint_files,
@@ -35,7 +34,7 @@ from cocoa_engine.model.generation_config import eos_of_gguf
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.light_model import import_model_classes
 from cocoa_engine.model.load_options import DeviceMap, resolve_device_map
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.safe_text import safe_logger, short_repr
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,8 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from pydantic import Field
 
 from cocoa_engine import ContextLift
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.messages import unknown
+from cocoa_engine.errors import ConfigError, unknown
 from cocoa_engine.report import RangeReport, RiskReport, SpanReport, finite
 from cocoa_engine.risk import clauses, content_words, list_marks, word_ranges
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from cocoa_engine import Unit, UnitLevel
-from cocoa_engine.errors import ConfigError, HallucinationRiskError
-from cocoa_engine.messages import unknown
+from cocoa_engine.errors import ConfigError, HallucinationRiskError, unknown
 from cocoa_engine.rendering.wording import SOURCES
 from cocoa_engine.report import GateReport, Metric, RiskReport, SpanReport, finite, measured_text, severity
 from cocoa_engine.risk import marked_stretches

@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, Valid
 from typing_extensions import Self
 
 from cocoa_engine import CocoaConfig, CocoaEngine
-from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
-from cocoa_engine.messages import explain
+from cocoa_engine.errors import ConfigError, UnsupportedFeatureError, explain
 from cocoa_engine.model.load_options import LoadOptions, changed_options, default_of, loading_arguments
 from cocoa_engine.report import Detail
 from cocoa_integrations._shared.loading import LazyEngine, lazy_engine

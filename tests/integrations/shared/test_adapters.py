@@ -43,8 +43,6 @@ ENGINE_MODULES = {
     "cocoa_engine.errors",
     "cocoa_engine.forks",  # locks that are free in a forked child
     "cocoa_engine.memory",
-    "cocoa_engine.logs",
-    "cocoa_engine.messages",
     "cocoa_engine.model.callables",  # types
     "cocoa_engine.model.checkpoint_files",  # options of where files are
     "cocoa_engine.model.embedded",

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from cocoa_engine.errors import CocoaError, ConfigError, DataError
-from cocoa_engine.messages import explain, unknown
+from cocoa_engine.errors import CocoaError, ConfigError, DataError, explain, unknown
 
 T = TypeVar("T")
 

@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Span
 from cocoa_engine.errors import ConfigError, PromptError
-from cocoa_engine.rendering.wording import SOURCES
 from cocoa_engine.report import RiskReport, severity
 from cocoa_integrations._shared.citations import find_in, spread
 from cocoa_integrations._shared.limits import Limit
@@ -49,7 +48,7 @@ class Judgement:
     def comment(self) -> str:
         """One sentence about the riskiest span."""
         worst = max(self.report.spans, key=lambda span: span.value("risk"))
-        kind = SOURCES.get(self.report.risk_source or "", "unknown")
+        kind = self.report.risk_meaning or "unknown"
         source = "" if self.measure == "answer_risk" else f" ({kind})"
         risk, text = worst.value("risk"), (worst.text or "").strip()
         return f"{self.measure} {self.risk:.3f}{source}; riskiest: {text!r} ({risk:.3f})"

@@ -21,8 +21,8 @@ from cocoa_engine.cli.output import print_note
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.lab.data import FORMATS, LabelledText, checked, read_labelled, sample
-from cocoa_engine.logs import safe_logger
 from cocoa_engine.rendering.wording import count
+from cocoa_engine.safe_text import safe_logger
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine

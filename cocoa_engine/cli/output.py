@@ -18,10 +18,10 @@ from rich.segment import Segment
 from rich.table import Column, Table
 
 from cocoa_engine.cli.options import file_option
-from cocoa_engine.errors import MESSAGE_LIMIT, CocoaError, ConfigError
+from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import is_stream, locked, require_writable, write_file
-from cocoa_engine.safe_text import bounded, safe, safe_json
+from cocoa_engine.safe_text import MESSAGE_LIMIT, bounded, safe, safe_json
 
 
 class Terminated(KeyboardInterrupt):

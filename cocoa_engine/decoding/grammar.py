@@ -25,8 +25,8 @@ from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.matchers import json_rule, json_schema_grammar, regex_grammar, require_size, unenforced
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.forks import free_in_child
-from cocoa_engine.logs import safe_logger
 from cocoa_engine.optional import need
+from cocoa_engine.safe_text import safe_logger
 
 __all__ = ["GrammarProcessor", "constraint", "json_rule", "json_schema_grammar", "regex_grammar", "unenforced"]
 

@@ -8,10 +8,9 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field, RootModel, StrictBool, StrictInt
 
-from cocoa_engine.errors import DataError
+from cocoa_engine.errors import DataError, unknown
 from cocoa_engine.lab.files import Row, RowModel, parsed, read_csv, read_json, read_json_lines, read_parquet, read_text
 from cocoa_engine.lab.records import LabelledSpan, LabelledText, Question, checked, sample
-from cocoa_engine.messages import unknown
 from cocoa_engine.text_matching import normalized
 
 __all__ = [

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from cocoa_engine.errors import DataError
-from cocoa_engine.messages import explain
+from cocoa_engine.errors import DataError, explain
 from cocoa_engine.optional import need
 from cocoa_engine.safe_text import shortened
 

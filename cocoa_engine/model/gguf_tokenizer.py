@@ -13,10 +13,9 @@ from transformers import PreTrainedTokenizerFast
 
 from cocoa_engine.cache_directory import cache_directory, is_private, keep_newest, write_note
 from cocoa_engine.errors import ModelLoadError
-from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.generation_config import CONTROL_TOKEN, eos_of_gguf
 from cocoa_engine.model.gguf_reader import GgufFile
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.safe_text import safe_logger, short_repr
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -19,6 +19,13 @@ else:
     Dtype = DeviceMap = Any
 
 
+ACCESS_OPTIONS = ("token", "cache_dir", "local_files_only", "force_download", "proxies")
+"""Options of transformers that say how files are fetched."""
+
+SOURCE_OPTIONS = (*ACCESS_OPTIONS, "revision", "code_revision", "subfolder", "gguf_file")
+"""Options of transformers that say where files come from. They apply to the config, and to the tokenizer if it has the
+model's name. A tokenizer with another name has its own revision and folder."""
+
 TENSOR_PARALLELISM = ("tp_plan", "distributed_config")
 """Options of transformers that divide every layer among processes. None of them can be combined with ``device_map``."""
 

@@ -18,7 +18,6 @@ from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError, safe_cause
-from cocoa_engine.logs import safe_logger
 from cocoa_engine.memory import release_free_memory
 from cocoa_engine.model import (
     checkpoint_files,
@@ -30,13 +29,13 @@ from cocoa_engine.model import (
     quantised_weights,
     weight_identity,
 )
-from cocoa_engine.model.checkpoint_files import ACCESS_OPTIONS, FILE_OPTIONS, SOURCE_OPTIONS, gguf_path, located, pick
+from cocoa_engine.model.checkpoint_files import FILE_OPTIONS, gguf_path, located, pick
 from cocoa_engine.model.configs import NEEDED, WINDOW_FIELDS, context_window_of, read_config, require_decoder_only
 from cocoa_engine.model.generation_config import eos_of_gguf
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.light_model import import_model_classes
-from cocoa_engine.model.load_options import DeviceMap, resolve_device_map
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.model.load_options import ACCESS_OPTIONS, SOURCE_OPTIONS, DeviceMap, resolve_device_map
+from cocoa_engine.safe_text import safe_logger, short_repr
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
+from cocoa_engine.risk.claims import content_words
 from cocoa_engine.risk.sentences import blocks, ends_in_abbreviation, list_marks, open_fence, sentence_ranges
 from cocoa_engine.risk.words import Range, word_ranges
 
@@ -68,12 +69,14 @@ class Clause(NamedTuple):
         start, end: offset of its first character, and after its last one.
         place: where a reference stands: before the punctuation at its end, or behind that of an abbreviation.
         is_code: whether it is a block of code, in which no reference can stand.
+        words: its content words; all its words, marks of lists left out, if it has none.
     """
 
     start: int
     end: int
     place: int
-    is_code: bool = False
+    is_code: bool
+    words: Sequence[Range]
 
 
 def clauses(text: str) -> list[Clause]:
@@ -87,12 +90,24 @@ def clauses(text: str) -> list[Clause]:
     ends |= {at for at in pipes if any(row.start <= at <= row.end for row in rows)}
     ends.update(at for block in code for at in block)
     ends = {end for end in ends if not _is_inside(end, whole + code)}
-    return [
-        Clause(start, end, end, is_code=True)
-        if any(block.start <= start < block.end for block in code)
-        else Clause(start, end, _place(text, start, end, entities))
-        for start, end in _stripped(text, sorted({0, *ends, len(text)}))
-    ]
+    bounds = list(_stripped(text, sorted({0, *ends, len(text)})))
+    marks, begins = list_marks(text), [start for start, _ in bounds]
+    others = [word for word in word_ranges(text) if not any(mark.start <= word.start < mark.end for mark in marks)]
+    by_clause = _grouped(content_words(text), begins), _grouped(others, begins)
+    clauses: list[Clause] = []
+    for (start, end), content, words in zip(bounds, *by_clause, strict=True):
+        is_code = any(block.start <= start < block.end for block in code)
+        place = end if is_code else _place(text, start, end, entities)
+        clauses.append(Clause(start, end, place, is_code, content or words))
+    return clauses
+
+
+def _grouped(words: Sequence[Range], begins: Sequence[int]) -> list[list[Range]]:
+    """The words by the clause in which they begin."""
+    groups: list[list[Range]] = [[] for _ in begins]
+    for word in words:
+        groups[bisect_right(begins, word.start) - 1].append(word)
+    return groups
 
 
 def _cuts(text: str) -> tuple[set[int], set[int], set[int]]:

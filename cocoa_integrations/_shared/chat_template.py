@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from cocoa_engine import CocoaEngine, ConfigError, PromptError
 from cocoa_engine.errors import ChatTemplateError
-from cocoa_engine.model.text import require_unicode
+from cocoa_engine.integration import require_unicode
 from cocoa_integrations._shared.reasoning import CLOSING, OPENING
 
 _OF_THE_ADAPTER = {

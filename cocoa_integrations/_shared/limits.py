@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from cocoa_engine import Unit, UnitLevel
-from cocoa_engine.errors import ConfigError, HallucinationRiskError
-from cocoa_engine.messages import unknown
-from cocoa_engine.rendering.wording import SOURCES
+from cocoa_engine.errors import ConfigError, HallucinationRiskError, unknown
+from cocoa_engine.integration import marked_stretches
 from cocoa_engine.report import GateReport, Metric, RiskReport, SpanReport, finite, measured_text, severity
-from cocoa_engine.risk import marked_stretches
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read
 
 GateMetric = Literal["risk", "con_mlds", "f_mlds", "self_information", "answer_risk"]  # of a span, or of the answer
@@ -148,7 +146,7 @@ class Limit:
         if metric != "answer_risk":
             worst, _ = max(measured_units(report.spans, metric, self.unit), key=lambda measured: measured[1])
             named = f"characters {worst.start} to {worst.end}" if worst.text is None else repr(worst.text)
-        if metric == "risk" and (kind := SOURCES.get(report.risk_source or "")):
+        if metric == "risk" and (kind := report.risk_meaning):
             source = f" ({kind})"
         return HallucinationRiskError(
             f"{metric} of {named} is {value:.4g}{source}, which reaches the threshold of {threshold:.4g}",

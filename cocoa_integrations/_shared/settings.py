@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation, create_model
 
 from cocoa_engine import METHODS, CocoaConfig
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.messages import unknown
+from cocoa_engine.errors import ConfigError, unknown
 
 OF_SAMPLING = ("top_k", "top_p")
 """Settings that are options of other models unless the method samples tokens."""

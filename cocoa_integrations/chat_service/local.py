@@ -24,8 +24,7 @@ from cocoa_engine import (
     Timeline,
 )
 from cocoa_engine.errors import GenerationTimeoutError, PromptError
-from cocoa_engine.model.callables import Criterion
-from cocoa_engine.model.text import require_unicode
+from cocoa_engine.integration import Criterion, require_unicode
 from cocoa_engine.report import Part, RiskReport, SpanReport
 from cocoa_integrations._shared.chat_template import text_ends_inside_reasoning
 from cocoa_integrations._shared.loading import LazyEngine

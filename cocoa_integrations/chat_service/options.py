@@ -12,9 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, Valid
 from typing_extensions import Self
 
 from cocoa_engine import CocoaConfig, CocoaEngine
-from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
-from cocoa_engine.messages import explain
-from cocoa_engine.model.load_options import LoadOptions, changed_options, default_of, loading_arguments
+from cocoa_engine.errors import ConfigError, UnsupportedFeatureError, explain
+from cocoa_engine.integration import LoadOptions, changed_options, loading_arguments
 from cocoa_engine.report import Detail
 from cocoa_integrations._shared.loading import LazyEngine, lazy_engine
 from cocoa_integrations._shared.settings import (
@@ -243,7 +242,7 @@ class ModelOptions(AnswerOptions, DecodeSettings, LoadOptions):
                 value = SecretStr(value)
             elif field in LoadOptions.model_fields:
                 if value is None and field != "device_map":
-                    value = default_of(field)
+                    value = LoadOptions.model_fields[field].get_default(call_default_factory=True)
                 try:
                     value = getattr(LoadOptions.model_validate({field: value}), field)
                 except ValidationError as error:

@@ -19,8 +19,7 @@ from typing_extensions import Self
 
 from cocoa_engine import CocoaConfig, Usage
 from cocoa_engine.errors import ConfigError, DataError, GenerationTimeoutError
-from cocoa_engine.optional import need
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.integration import need, short_repr
 from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations.chat_service.answer import Answer, ChatCall, Piece
 from cocoa_integrations.chat_service.wire import Choice, Chunk, Completion, Models, SentUsage, received

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cocoa_engine.errors import DataError
+from cocoa_engine.integration import need
 from cocoa_engine.lab.files import RowModel, parsed
-from cocoa_engine.optional import need
 from cocoa_integrations.evaluation.files import find_file, read_records
 from cocoa_integrations.evaluation.tasks import Id, Text
 

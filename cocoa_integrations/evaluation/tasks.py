@@ -13,9 +13,8 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from cocoa_engine import METHODS, CocoaConfig
-from cocoa_engine.errors import ConfigError, DataError
+from cocoa_engine.errors import ConfigError, DataError, unknown
 from cocoa_engine.lab.files import RowModel, parsed
-from cocoa_engine.messages import unknown
 from cocoa_integrations.evaluation import metrics, prompts
 from cocoa_integrations.evaluation.files import find_file, fingerprint, read_records
 from cocoa_integrations.evaluation.generated_code import code_of, passes

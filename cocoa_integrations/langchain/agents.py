@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from operator import add
 from typing import Annotated, Any, Literal
 
-from cocoa_engine.optional import need
+from cocoa_engine.integration import need
 
 need("langchain.agents", extra="agents", what=__name__)
 
@@ -22,7 +22,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.model.embedded import MODEL_NAME
+from cocoa_engine.integration import MODEL_NAME
 from cocoa_engine.report import Metric, ReportEntry, RiskReport, RiskSummary, SpanReport, finite
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, kind_of, reaches, require_known
 from cocoa_integrations._shared.settings import refuse_unknown

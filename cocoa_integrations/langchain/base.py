@@ -19,10 +19,8 @@ from pydantic import Field, ValidationError, model_validator
 from typing_extensions import Self
 
 from cocoa_engine import CocoaEngine, __version__
-from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
-from cocoa_engine.messages import explain
-from cocoa_engine.model.embedded import MODEL_NAME
-from cocoa_engine.model.load_options import DeviceMap, LoadOptions, changed_options
+from cocoa_engine.errors import ConfigError, UnsupportedFeatureError, explain
+from cocoa_engine.integration import MODEL_NAME, DeviceMap, LoadOptions, changed_options
 from cocoa_engine.report import Detail, require_detail
 from cocoa_integrations._shared.loading import LazyEngine, settings_digest
 from cocoa_integrations._shared.settings import (

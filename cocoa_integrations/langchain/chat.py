@@ -17,8 +17,7 @@ from langchain_core.tools import BaseTool
 from pydantic import PrivateAttr, model_validator
 from typing_extensions import Self
 
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.messages import unknown
+from cocoa_engine.errors import ConfigError, unknown
 from cocoa_engine.report import Detail
 from cocoa_integrations._shared.chat_template import given_options, template_options
 from cocoa_integrations.chat_service import Answer, ChatCall, LocalChat

@@ -13,7 +13,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
 from cocoa_engine import ContextLift, context_lift_of_text
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.logs import safe_logger
+from cocoa_engine.integration import safe_logger
 from cocoa_engine.report import SpanReport
 from cocoa_integrations._shared import citations as shared
 from cocoa_integrations._shared.citations import CITATIONS_KEY, CitedBy

@@ -12,8 +12,8 @@ from langchain_core.runnables import RunnableConfig, RunnableGenerator
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.integration import is_unspaced, open_block, open_inline
 from cocoa_engine.report import SPANS_KEY, RiskReport, SpanReport
-from cocoa_engine.risk import is_unspaced, open_block, open_inline
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read, is_replaced, may_become_json
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, require_reaction
 from cocoa_integrations.langchain import answers

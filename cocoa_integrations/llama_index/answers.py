@@ -14,7 +14,7 @@ from llama_index.core.schema import NodeWithScore
 from llama_index.core.tools import ToolOutput
 
 from cocoa_engine import ConfigError, passage_attention
-from cocoa_engine.logs import safe_logger
+from cocoa_engine.integration import safe_logger
 from cocoa_engine.report import RISK_KEY, PartReport, RiskReport, SpanReport
 from cocoa_integrations._shared.citations import (
     CANNOT_ATTEND,

@@ -30,9 +30,7 @@ from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from torch import nn
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError
-from cocoa_engine.logs import safe_logger
-from cocoa_engine.model.checkpoint_files import ACCESS_OPTIONS
-from cocoa_engine.model.text import require_unicode
+from cocoa_engine.integration import ACCESS_OPTIONS, require_unicode, safe_logger
 from cocoa_integrations._shared.chat_template import given_options, require_text, template_options
 from cocoa_integrations._shared.settings import config_of, fields_of, split_settings
 from cocoa_integrations._shared.workers import closed_at_exit

@@ -19,11 +19,8 @@ from transformers import (
 )
 
 from cocoa_engine import CocoaConfig, ConfigError
-from cocoa_engine.logs import safe_logger
-from cocoa_engine.messages import explain
-from cocoa_engine.model.callables import Criterion, Processor
-from cocoa_engine.model.generation_config import usable
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.errors import explain
+from cocoa_engine.integration import Criterion, Processor, safe_logger, short_repr, usable
 from cocoa_integrations._shared.chat_template import OPTIONS, ChatTemplateOptions
 from cocoa_integrations._shared.settings import refuse_unknown, split_settings, updated
 from cocoa_integrations._shared.unsupported import INSTEAD, is_without_effect, refused

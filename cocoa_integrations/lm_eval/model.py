@@ -15,11 +15,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span
-from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
-from cocoa_engine.logs import safe_logger
-from cocoa_engine.messages import unknown
-from cocoa_engine.model.checkpoint_files import SOURCE_OPTIONS
-from cocoa_engine.model.load_options import LoadOptions, changed_options, loading_arguments
+from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError, unknown
+from cocoa_engine.integration import SOURCE_OPTIONS, LoadOptions, changed_options, loading_arguments, safe_logger
 from cocoa_integrations._shared.settings import split_settings
 
 logger = safe_logger(__name__)

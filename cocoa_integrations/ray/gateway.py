@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import CocoaError
-from cocoa_engine.logs import safe_logger
+from cocoa_engine.integration import safe_logger
 from cocoa_integrations.server.app import create_app
 from cocoa_integrations.server.errors import (
     ApiError,

@@ -17,8 +17,7 @@ from cocoa_engine import CocoaConfig, Runtime, __version__
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.score import read_rows, scored_row, writing
 from cocoa_engine.errors import CocoaError, ConfigError, DataError
-from cocoa_engine.model.load_options import LoadOptions
-from cocoa_engine.optional import need
+from cocoa_engine.integration import LoadOptions, need
 from cocoa_engine.output_files import locked
 from cocoa_integrations.evaluation.files import append_lines, read_lines
 from cocoa_integrations.ray.settings import engine_of

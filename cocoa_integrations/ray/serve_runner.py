@@ -12,8 +12,7 @@ from cocoa_engine import CocoaConfig
 from cocoa_engine.cli.output import print_note
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.errors import CocoaError
-from cocoa_engine.logs import safe_logger
-from cocoa_engine.model.load_options import LoadOptions
+from cocoa_engine.integration import LoadOptions, safe_logger
 from cocoa_integrations.ray.jobs import connected, everywhere, last_line
 from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server.process import listening

@@ -22,8 +22,7 @@ from uvicorn.config import LOGGING_CONFIG
 from uvicorn.logging import AccessFormatter, ColourizedFormatter, DefaultFormatter
 
 from cocoa_engine import CocoaConfig, errors
-from cocoa_engine.logs import safe_logger
-from cocoa_engine.safe_text import bounded, one_line, short_repr, shortened
+from cocoa_engine.safe_text import MESSAGE_LIMIT, bounded, one_line, safe_logger, short_repr, shortened
 from cocoa_integrations.server.parameters import SAME_SETTING
 from cocoa_integrations.server.settings import ServerSettings
 
@@ -149,7 +148,7 @@ def _described(error: BaseException, with_message: bool) -> str:
 
 
 def _safe(text: str) -> str:
-    return one_line(bounded(text, errors.MESSAGE_LIMIT))
+    return one_line(bounded(text, MESSAGE_LIMIT))
 
 
 def install(app: FastAPI, settings: ServerSettings, *, on_busy: Callable[[], None]) -> None:

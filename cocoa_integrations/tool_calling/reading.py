@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.integration import short_repr
 from cocoa_integrations._shared.reasoning import without_partial
 from cocoa_integrations.tool_calling.formats import CallFormat
 

@@ -48,13 +48,12 @@ from cocoa_engine.errors import (
 )
 from cocoa_engine.lab import files
 from cocoa_engine.lab.data import LabelledSpan, LabelledText, checked, read_labelled
-from cocoa_engine.logs import safe_logger
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads
 from cocoa_engine.model.generation_config import usable
 from cocoa_engine.model.language_model import MACHINE_ERRORS
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from cocoa_engine.output_files import require_writable, write_file
-from cocoa_engine.safe_text import safe
+from cocoa_engine.safe_text import safe, safe_logger
 from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.server.settings import ServerSettings
 from tests.helpers.made_up_risk import fitted
@@ -667,7 +666,7 @@ def modules_with(pattern: str) -> set[str]:
 
 
 OTHER_LOGGERS = {
-    "cocoa_engine/logs.py": "defines safe_logger",
+    "cocoa_engine/safe_text.py": "defines safe_logger",
     "cocoa_engine/optional.py": "drops lines of other packages",
     "cocoa_integrations/server/errors.py": "gives loggers their handlers back",
     # the server writes whole prompts and tracebacks, which a safe logger would shorten

@@ -45,6 +45,8 @@ def test_unknown_methods_are_refused_with_the_nearest_name() -> None:
         CocoaConfig(method=None)
 
 
-def test_settings_and_methods_load_without_torch() -> None:
-    code = "import sys, cocoa_engine.config, cocoa_engine.methods; sys.exit('torch' in sys.modules)"
+def test_settings_methods_and_names_for_integrations_load_without_torch() -> None:
+    modules = "cocoa_engine.config, cocoa_engine.methods, cocoa_engine.integration, cocoa_engine.report"
+    heavy = {"torch", "transformers", "numpy", "tokenizers", "rich", "typer", "llguidance", "jsonschema"}
+    code = f"import sys, {modules}; sys.exit(bool({heavy} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from transformers import PreTrainedTokenizerBase
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.model.text import block_text
-from cocoa_engine.safe_text import short_repr, shortened
+from cocoa_engine.integration import block_text, short_repr, shortened
 from cocoa_integrations._shared.chat_template import names
 from cocoa_integrations.server.errors import bad_request, of_parameter
 from cocoa_integrations.server.parameters import TEXT_ONLY

@@ -23,10 +23,8 @@ from transformers import SequenceBiasLogitsProcessor
 from typing_extensions import Self
 
 from cocoa_engine import METHODS, CocoaConfig, CocoaEngine
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.messages import unknown
-from cocoa_engine.model.callables import Processor
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.errors import ConfigError, unknown
+from cocoa_engine.integration import Processor, short_repr
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions, names
 from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations._shared.settings import OF_SAMPLING, DecodeSettings

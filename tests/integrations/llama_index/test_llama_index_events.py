@@ -29,8 +29,11 @@ def test_one_event_a_span_and_one_an_answer(llm: CocoaLLM, heard: Listener) -> N
     response = llm.complete(PROMPT)
     (risk,) = heard.of(CocoaRiskEvent)
     spans = heard.of(CocoaSpanEvent)
-    assert without_run([risk.report]) == [risk_report(risk.generation)] == [response.additional_kwargs[RISK_KEY]]
-    assert risk.report["run_id"] == risk.span_id
+    assert without_run([risk.model_dump()["report"]]) == [risk_report(risk.generation)]
+    assert [risk_report(risk.generation)] == [response.additional_kwargs[RISK_KEY]]
+    assert risk.report.run_id == risk.span_id
+    assert json.loads(risk.model_dump_json())["report"] == risk.report.to_dict()
+    assert CocoaRiskEvent.model_validate({"report": risk.report.to_dict(), "generation": None}).report == risk.report
     assert len(spans) > 1
     assert [event.number for event in spans] == list(range(len(risk.generation.spans)))
     assert to_dicts(event.span for event in spans) == all_spans(risk.generation)

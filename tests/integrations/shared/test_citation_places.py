@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.report import RiskReport, SpanReport
-from cocoa_engine.risk import clauses, content_words, list_marks, word_ranges
-from cocoa_engine.risk.words import Range
+from cocoa_engine.risk.claims import content_words
+from cocoa_engine.risk.clauses import clauses
+from cocoa_engine.risk.sentences import list_marks
+from cocoa_engine.risk.words import Range, word_ranges
 from cocoa_integrations._shared.citations import Citation, citations_of, citing, marker_edits, with_markers
 from cocoa_integrations._shared.edits import EditedText
 from tests.helpers.reports import stand_in, to_dicts

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables.utils import add
 
-from cocoa_engine.risk import clauses, list_marks, marked_stretches
+from cocoa_engine.risk.clauses import clauses, marked_stretches
+from cocoa_engine.risk.sentences import list_marks
 from cocoa_engine.risk.words import word_ranges
 from cocoa_integrations.langchain import risk_gate
 from tests.helpers.made_up_answers import generation

@@ -22,43 +22,63 @@ from tests.helpers.libraries import needs_kernels
 from tests.helpers.rivals import config_of
 from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 
-LOGITS = st.lists(st.floats(-60, 60, width=32) | st.just(-math.inf), min_size=2, max_size=40).filter(
-    lambda values: any(value > -math.inf for value in values)
-)
+NATIVE = [pytest.param(True, marks=needs_kernels), False]
 
 
-@given(LOGITS)
-def test_entropy_and_margin_are_those_of_float64(values: list[float]) -> None:
-    logits = torch.tensor([values])
-    allowed = torch.tensor([value for value in values if value > -math.inf], dtype=torch.float64).log_softmax(0)
-    best = allowed.sort(descending=True)[0]
-    (row,) = next_tokens(logits, 2)
-    assert row is not None
-    assert row.entropy == pytest.approx(-(allowed.exp() * allowed).sum().item(), abs=1e-4)
-    assert 0 <= row.entropy <= math.log(len(values)) + 1e-4
-    assert row.margin == pytest.approx((best[0] - best[1]).item() if len(best) > 1 else math.inf, abs=1e-4)
-    assert row.log_probs[0] == pytest.approx(best[0].item(), abs=1e-4)
+@pytest.mark.parametrize("native", NATIVE)
+@given(st.data())
+def test_they_are_those_of_float64(native: bool, data: st.DataObject) -> None:
+    """Also with equal logits and forbidden tokens."""
+    pick, seed = data.draw, data.draw(st.integers(0, 1000))
+    rows, vocabulary = pick(st.integers(1, 5)), pick(st.integers(1, 400) | st.just(9000))
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, vocabulary + pick(st.integers(0, 20)), generator=generator)[:, :vocabulary]
+    logits = logits * pick(st.sampled_from([0.0, 0.3, 3.0, 40.0]))
+    logits = (logits.round() if seed % 2 else logits).to(pick(st.sampled_from([torch.float32, torch.bfloat16])))
+    hidden = torch.rand(rows, vocabulary, generator=generator) < pick(st.sampled_from([0.0, 0.5, 0.99]))
+    hidden[:, seed % vocabulary] = False
+    logits.masked_fill_(hidden, -torch.inf)
+    exact, count = logits.double().log_softmax(dim=1), pick(st.integers(1, 9))
+    tokens = next_tokens(logits, count, native=native)
+    assert tokens[:1] == next_tokens(logits[:1], count, native=native)  # to the bit, whatever is beside it
+    for each, row, log_probs in zip(tokens, logits.tolist(), exact, strict=True):
+        assert each is not None
+        allowed = [token_id for token_id in range(vocabulary) if row[token_id] > -math.inf]
+        allowed.sort(key=lambda token_id: (-row[token_id], token_id))
+        assert list(each.token_ids) == allowed[:count]
+        assert each.log_probs == pytest.approx(log_probs[allowed[:count]].tolist(), abs=1e-5)
+        kept = log_probs[allowed]
+        assert each.entropy == pytest.approx(-(kept.exp() * kept).sum().item(), abs=1e-5)
+        assert 0 <= each.entropy <= math.log(vocabulary) + 1e-5
+        if count > 1:
+            margin = (kept[0] - kept[1]).item() if len(kept) > 1 else math.inf
+            assert each.margin == pytest.approx(margin, abs=1e-5)
 
 
-def test_rows_with_one_allowed_token_and_without_any() -> None:
-    """One token has no entropy and an infinite margin."""
-    logits = torch.full((4, 50), -math.inf)
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("lead", [9.0, 14.0, 17.0])
+def test_many_improbable_tokens_are_not_lost_beside_a_probable_one(lead: float, native: bool) -> None:
+    logits = torch.zeros(1, 50_000)
+    logits[0, 4321] = lead
+    (found,) = next_tokens(logits, 2, native=native)
+    log_probs = logits.double().log_softmax(dim=1)[0]
+    assert found is not None
+    assert found.log_probs == pytest.approx(log_probs[[4321, 0]].tolist(), abs=3e-6)
+    assert found.entropy == pytest.approx(-(log_probs.exp() * log_probs).sum().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("vocabulary", [8, 100])
+def test_rows_with_one_allowed_token_and_without_any(vocabulary: int, native: bool) -> None:
+    logits = torch.full((6, vocabulary), -math.inf)
     logits[0, 7], logits[2, 2], logits[3, 0] = 3.0, math.nan, math.inf
-    row, *others = next_tokens(logits, 2)
+    logits[4:] = torch.randn(2, vocabulary)
+    logits[4, -1] = math.nan
+    row, *others, good = next_tokens(logits, 2, native=native)
     assert row is not None
     assert (row.token_ids, row.log_probs, row.entropy, row.margin) == ((7,), (0.0,), 0.0, math.inf)
-    assert others == [None, None, None]
-
-
-def test_rows_with_forbidden_tokens_leave_the_others_alone() -> None:
-    logits = torch.randn(5, 70, generator=torch.Generator().manual_seed(1)) * 8
-    mixed, others = logits.clone(), [0, 1, 3, 4]
-    mixed[2, 3:] = -math.inf
-    (plain_sum, plain_entropy), (log_sum, entropy) = (row_statistics(of, of.amax(dim=1)) for of in (logits, mixed))
-    assert torch.allclose(log_sum, mixed.logsumexp(dim=1), rtol=1e-5)
-    assert torch.equal(log_sum[others], plain_sum[others])
-    assert torch.equal(entropy[others], plain_entropy[others])
-    assert 0 <= entropy[2] <= math.log(3)
+    assert others == [None] * 4
+    assert good is not None
 
 
 def test_a_whole_vocabulary_is_summed_exactly_and_a_near_certain_token_keeps_its_small_entropy() -> None:
@@ -142,18 +162,6 @@ def test_equal_logits_of_given_texts_are_ranked_by_id(linears: Any) -> None:
             assert [token_id for token_id, _ in top[COPIES:]] == [top[COPIES][0], top[COPIES][0] + VOCAB_SIZE // COPIES]
             assert top == sorted(top, key=lambda pair: (-pair[1], pair[0]))
     assert [*map(ids, alone)] == [*map(ids, together)]
-
-
-@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_kernels), False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_last_of_the_most_probable_tokens_is_the_lowest_id_among_equals(native: bool, dtype: torch.dtype) -> None:
-    logits = torch.zeros(3, 400, dtype=dtype)
-    logits[0, [3, 399]] = 2.0
-    logits[1, :] = -torch.inf
-    logits[1, [5, 9, 300]] = 1.0
-    logits[2, 100:200] = 1.0
-    rows = next_tokens(logits, 4, native=native)
-    assert [row and row.token_ids for row in rows] == [(3, 399, 0, 1), (5, 9, 300), (100, 101, 102, 103)]
 
 
 RUNTIMES: list[dict[str, Any]] = [{"linears": "native"}, {"linears": "stock"}, {"forward": "modules"}]

@@ -30,7 +30,6 @@ def start(call: Callable[[], Any], outcome: list[Any] | None = None) -> threadin
 
 
 def join(threads: Sequence[threading.Thread]) -> None:
-    """Wait for all; an error if one is stuck."""
     for thread in threads:
         thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in threads), "a thread is stuck"
@@ -50,7 +49,6 @@ def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another thread does."""
     pause = threading.Event()
     for _ in range(int(PATIENCE / 0.002)):
         if condition():

@@ -19,17 +19,18 @@ TEMPLATE = (
 )
 
 
-def save_model(folder: Path, *, chat: bool = True, **options: Any) -> str:
+def save_model(folder: Path, architecture: str = "llama", *, chat: bool = True, **options: Any) -> str:
     """Save a tiny model with its tokenizer, and return the name of the folder.
 
     Args:
         folder: where to save it; created if it is missing.
+        architecture: the first argument of ``tiny_model``.
         chat: whether its tokenizer has a chat template.
         options: of ``tiny_model``.
     """
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = TEMPLATE if chat else None
-    tiny_model("llama", **{"seed": 6, **options}).save_pretrained(folder)
+    tiny_model(architecture, **{"seed": 6, **options}).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 

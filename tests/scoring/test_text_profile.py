@@ -36,7 +36,6 @@ def record(text: str, *parts: tuple[int, int], id: str = "1", label: bool | None
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2", "mamba", "opt", None])
 def test_the_engines_figures(architecture: str | None, engine: CocoaEngine) -> None:
-    """On the real model, and on tiny ones."""
     engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer()) if architecture else engine
     layers = engine.info().num_layers
     profiles = Profiler(engine.session, CocoaConfig())(PROMPT, TEXTS)
@@ -185,27 +184,20 @@ def test_as_a_decode_weighs_them_on_the_real_model(engine: CocoaEngine, boundary
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "rule"), [*zip(ARCHITECTURES, RULES, strict=True)])
-def test_on_other_architectures_by_each_rule_and_without_a_shared_cache(architecture: str, rule: Any) -> None:
+def test_on_other_architectures_by_each_rule_without_a_shared_cache_and_piece_by_piece(
+    architecture: str, rule: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer())
     config = CocoaConfig(max_span_tokens=5, max_candidates=3, span_boundary="own", span_log_prob=rule)
     text = some_text(engine, START, 14)
     texts = [text, text[:6], [*text[:3], 9, 10]]
     found = CandidateGrower(engine.session, config)(START, texts)
     assert any(len({len(one.token_ids) for one in candidates}) > 1 for candidates in found[0])
-    for grown, one in zip(found, texts, strict=True):
-        assert_alike(grown, decoded(engine, START, one, config))
-
-
-def test_a_long_text_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    config = CocoaConfig(max_span_tokens=5, max_candidates=3)
-    text = some_text(engine, START, 20)
-    at_once = CandidateGrower(engine.session, config)(START, [text, text[:7]])
     monkeypatch.setattr(Backend, "paths_per_step", 6)
-    in_pieces = CandidateGrower(engine.session, config)(START, [text, text[:7]])
-    for grown, expected in zip(in_pieces, at_once, strict=True):
-        assert any(expected)
-        assert_alike(grown, expected)
+    in_pieces = CandidateGrower(engine.session, config)(START, texts)
+    for grown, again, one in zip(found, in_pieces, texts, strict=True):
+        assert_alike(grown, decoded(engine, START, one, config))
+        assert_alike(again, grown)
 
 
 def test_branches_end_with_the_context_window() -> None:

@@ -20,11 +20,6 @@ PROMPT = "A tower is in Paris. Where is the tower?"
 TEXTS = ["It is in Paris.", "It is in Rome, or so."]
 
 
-@pytest.fixture(scope="module")
-def tiny() -> Speaker:
-    return speaker()
-
-
 async def score(engine: CocoaEngine, **body: Any) -> dict[str, Any]:
     response = await post(create_app(engine), body, SCORE)
     assert response.status_code == 200, response.text

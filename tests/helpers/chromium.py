@@ -28,14 +28,15 @@ class Browser:
         """The page's picture, ``[height, width, 3]`` in 0..255. It may write no errors to the console."""
         file = self.folder / "screenshot.png"
         for _ in range(3):  # a busy machine may take the picture before anything is drawn
-            self._run(f"--screenshot={file}", f"--window-size={size[0]},{size[1]}", *options, address(page, fragment))
+            address = page.resolve().as_uri() + (f"#{fragment}" if fragment else "")
+            self._run(f"--screenshot={file}", f"--window-size={size[0]},{size[1]}", *options, address)
             picture = (imread(file)[:, :, :3] * 255).round().astype(int)
             file.unlink()
             if picture.min() < picture.max():
                 break
         return picture
 
-    def _run(self, *args: str) -> str:
+    def _run(self, *args: str) -> None:
         assert FOUND
         command = [
             *(FOUND, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage"),
@@ -51,11 +52,6 @@ class Browser:
                 if not attempts_left:
                     raise
         assert "CONSOLE" not in done.stderr, done.stderr
-        return done.stdout
-
-
-def address(page: Path, fragment: str) -> str:
-    return page.resolve().as_uri() + (f"#{fragment}" if fragment else "")
 
 
 def share(picture: np.ndarray, color: str) -> float:

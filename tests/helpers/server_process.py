@@ -52,7 +52,7 @@ def server_process(target: Callable[..., None], *args: Any) -> Iterator[tuple[Ba
         yield process, address
     finally:
         process.kill()
-        process.join()
+        process.join(PATIENCE)
 
 
 def serves(url: str) -> bool:
@@ -96,13 +96,13 @@ def write_arenas(kept: Connection, output: Path, keep: bool, variables: dict[str
 
     def work() -> None:
         library.malloc(100)  # its first allocation gives a thread its arena
-        together.wait()
+        together.wait(PATIENCE)
 
     threads = [threading.Thread(target=work) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(PATIENCE)
     library.malloc_stats()
 
 
@@ -136,7 +136,7 @@ def quote(ports: Connection, output: Path) -> None:
         logging.getLogger("transformers.generation").warning(text)
         thread = threading.Thread(target=raise_in_thread, args=(text,))
         thread.start()
-        thread.join()
+        thread.join(PATIENCE)
         Failing(text)
         loop.call_soon_threadsafe(raise_in_thread, text)
         try:

@@ -143,26 +143,14 @@ async def test_a_body_costs_no_more_than_its_values_whatever_they_are(
             assert len(response.content) < 2000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("route", ROUTES)
-async def test_the_event_loop_goes_on_while_a_body_is_checked(
+async def test_the_event_loop_goes_on_while_a_small_body_is_checked(
     tiny: Speaker, monkeypatch: pytest.MonkeyPatch, route: Any
 ) -> None:
-    """The check waits for the event loop, which would wait for ever if it ran the check."""
-    beat, loads = threading.Event(), json.loads
-
-    def waiting(text: Any, **options: Any) -> Any:
-        assert beat.wait(30)
-        return loads(text, **options)
-
-    monkeypatch.setattr(json, "loads", waiting)
-    async with client_of(create_app(tiny), **{"content-type": "application/json"}) as client:
-        path, body = ROUTES[route]
-        request = asyncio.ensure_future(client.post(path, content=json.dumps(body)))
-        for _ in range(10):
-            assert (await client.get("/health")).status_code == 200
-        beat.set()
-        assert (await request).status_code == 200
+    threads, (path, body) = threads_of_json(monkeypatch), ROUTES[route]
+    assert (await post(create_app(tiny), body, path)).status_code == 200
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 NOT_IN_PROMPTS = {"model", "stop", "stream_options", "logit_bias", "cocoa", "tool_choice", "source"}
@@ -377,7 +365,7 @@ async def test_slow_schemas_leave_places_for_others(
     listen: Callable[[FastAPI], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confined, "CPU_SECONDS", 1000.0)  # they end for their memory
-    engine = speaker(max_batch_size=2, max_queue=30)
+    engine = speaker(max_batch_size=2, max_queue=14)
     app = create_app(engine, ServerSettings())
     url, statuses = listen(app).url, []
     async with httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_connections=200)) as client:
@@ -389,11 +377,11 @@ async def test_slow_schemas_leave_places_for_others(
             statuses.append((await client.post(CHAT, json=asking(slow, n=2))).status_code)
 
         slow = []
-        for at in range(24):  # with n=2 these ask for more answers than are decoded and queued
+        for at in range(12):  # with n=2 these ask for more answers than are decoded and queued
             slow.append(asyncio.ensure_future(ask_slowly(at)))
             await asyncio.sleep(0.05)
         async with asyncio.timeout(60):
-            while len(statuses) < 16:  # the others have half of the places
+            while len(statuses) < 8:  # the others have half of the places
                 await asyncio.sleep(0.05)
         for body in (asking(quick), {"messages": HELLO, "max_tokens": 4}):
             assert (await client.post(CHAT, json=body)).status_code == 200

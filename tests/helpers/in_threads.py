@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -48,12 +49,13 @@ def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     return [outcome for (outcome,) in outcomes]
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(int(PATIENCE / 0.002)):
+def wait_until(condition: Callable[[], bool], limit: float = PATIENCE, *, pause: float = 0.002) -> None:
+    """Wait for something that another thread or process does."""
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
         if condition():
             return
-        pause.wait(0.002)
+        time.sleep(pause)
     raise AssertionError("the condition was not met in time")
 
 

@@ -1,8 +1,9 @@
-"""Chat completions over HTTP are the engine's answers, whole and streamed, and have their risk."""
+"""Chat completions and completions over HTTP are the engine's answers, whole and streamed, and have their risk."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import jsonschema
@@ -15,7 +16,23 @@ from tests.helpers import tool_templates
 from tests.helpers.alike import near
 from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, READS_REASONING
 from tests.helpers.reports import wire_report
-from tests.helpers.served import HELLO, Exchange, Speaker, chat, chunks, gated, happens, joined, post, refusal, speaker
+from tests.helpers.served import (
+    ASKED,
+    CHAT,
+    COMPLETIONS,
+    HELLO,
+    Exchange,
+    Speaker,
+    chat,
+    chunks,
+    gated,
+    happens,
+    joined,
+    post,
+    refusal,
+    speaker,
+    text_of,
+)
 
 LIMIT = 24
 
@@ -26,22 +43,6 @@ PARAMETERS = {
 }
 MOVE = {"type": "function", "function": {"name": "move", "description": "Move.", "parameters": PARAMETERS}}
 CALL = '<tool_call>\n{"name": "move", "arguments": {"up": true, "unit": "km"}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Speaker:
-    return speaker()
-
-
-@pytest.fixture(scope="module")
-def hermes() -> Speaker:
-    return speaker(template=tool_templates.HERMES)
-
-
-def saying(engine: Speaker, text: str | None) -> Speaker:
-    """The engine; it says a text until the next call of this function."""
-    engine.says = text
-    return engine
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +188,7 @@ async def test_logprobs_are_the_engines(tiny: Speaker) -> None:
 
 async def test_required_calls_are_made(hermes: Speaker) -> None:
     body = {"tools": [MOVE], "tool_choice": "required", "max_tokens": 200}
-    answer = await chat(saying(hermes, None), **body)
+    answer = await chat(hermes, **body)
     [choice] = answer["choices"]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] is None
@@ -201,8 +202,9 @@ async def test_required_calls_are_made(hermes: Speaker) -> None:
     assert all(0 <= value["risk"] <= 1 for value in risk["arguments"].values())
 
 
-async def test_calls_in_a_stream(hermes: Speaker) -> None:
-    events = await chunks(saying(hermes, f"Well. {CALL}\n{CALL}"), tools=[MOVE], max_tokens=200)
+async def test_calls_in_a_stream(hermes: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hermes, "says", f"Well. {CALL}\n{CALL}")
+    events = await chunks(hermes, tools=[MOVE], max_tokens=200)
     assert joined(events).strip() == "Well."
     deltas = [delta for event in events for delta in event["choices"][0]["delta"].get("tool_calls", ())]
     for index in (0, 1):
@@ -227,11 +229,12 @@ async def test_calls_in_a_stream(hermes: Speaker) -> None:
     ],
 )
 async def test_calls_that_cannot_be_made_are_not_lost(
-    hermes: Speaker, text: str, reason: str, names: list[str]
+    hermes: Speaker, monkeypatch: pytest.MonkeyPatch, text: str, reason: str, names: list[str]
 ) -> None:
+    monkeypatch.setattr(hermes, "says", text)
     limit = len(hermes.encode(text, add_special_tokens=False)) if reason == "length" else 200
     body = {"tools": [MOVE], "max_tokens": limit}
-    answer = await chat(saying(hermes, text), **body)
+    answer = await chat(hermes, **body)
     [choice] = answer["choices"]
     assert choice["finish_reason"] == reason
     assert [call["function"]["name"] for call in choice["message"].get("tool_calls", [])] == names
@@ -300,15 +303,6 @@ async def test_messages_and_variables_of_the_template_reach_the_prompt(
 
 
 @pytest.mark.parametrize(
-    "name", ["add_generation_prompt", "chat_template", "conversation", "messages", "tools", "truncation", "self"]
-)
-async def test_variables_that_are_refused(tiny: Speaker, name: str) -> None:
-    error = await refusal(tiny, chat_template_kwargs={name: "{{ 1 }}"})
-    assert error["param"] == "chat_template_kwargs"
-    assert name in error["message"]
-
-
-@pytest.mark.parametrize(
     "asked",
     [
         {"type": "json_schema", "json_schema": {"name": "move", "strict": True, "schema": PARAMETERS}},
@@ -331,7 +325,6 @@ async def test_answers_keep_to_a_schema(tiny: Speaker, asked: dict[str, Any]) ->
 async def test_other_formats(tiny: Speaker) -> None:
     answer = await chat(tiny, max_tokens=LIMIT, response_format={"type": "json_object"})
     assert answer["choices"][0]["message"]["content"].startswith("{")
-    assert (await refusal(tiny, response_format={"type": "yaml"}))["param"] == "response_format"
     assert (await refusal(speaker(template=HYBRID), reasoning_effort="low"))["param"] == "reasoning_effort"
 
 
@@ -353,14 +346,16 @@ async def test_reasoning_is_a_field_of_its_own(template: str) -> None:
     assert events[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == details["reasoning_tokens"]
 
 
-async def test_logit_bias(tiny: Speaker) -> None:
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_logit_bias(tiny: Speaker, path: str) -> None:
+    prompt = tiny.encode_chat(HELLO) if path == CHAT else tiny.encode(ASKED[path]["prompt"])
     [token] = tiny.encode("q", add_special_tokens=False)
-    body = {"max_tokens": 3, "logit_bias": {str(token): 100}, "cocoa": {"method": "greedy"}}
-    assert (await chat(tiny, **body))["choices"][0]["message"]["content"] == "qqq"
-    assert joined(await chunks(tiny, **body)) == "qqq"
-    plain = tiny.chat(HELLO, max_new_tokens=3, method="greedy")
-    banned = await chat(tiny, **{**body, "logit_bias": {str(plain.token_ids[0]): -100}})
-    assert banned["choices"][0]["message"]["content"] != plain.text
+    greedy = {"path": path, "max_tokens": 3, "cocoa": {"method": "greedy"}}
+    body = {**greedy, "logit_bias": {str(token): 100}}
+    assert text_of((await chat(tiny, **body))["choices"][0]) == joined(await chunks(tiny, **body)) == "qqq"
+    plain = tiny.generate(prompt, max_new_tokens=3, method="greedy")
+    [banned] = (await chat(tiny, **greedy, logit_bias={str(plain.token_ids[0]): -100}))["choices"]
+    assert text_of(banned) != plain.text
 
 
 async def test_the_names_of_the_model(tiny: Speaker) -> None:
@@ -372,46 +367,48 @@ async def test_the_names_of_the_model(tiny: Speaker) -> None:
     assert response.json()["error"]["code"] == "model_not_found"
 
 
-@pytest.mark.parametrize(
-    ("asked", "in_message", "logprobs"),
-    [
-        ({}, True, "risk"),
-        ({"logprobs": None}, True, "risk"),
-        ({"logprobs": False}, True, "null"),
-        ({"logprobs": True}, True, "both"),
-        ({"cocoa": {"report": "message"}}, True, "null"),
-        ({"cocoa": {"report": "message"}, "logprobs": True}, True, "tokens"),
-        ({"cocoa": {"report": "logprobs"}}, False, "risk"),
-        ({"cocoa": {"report": "logprobs"}, "logprobs": False}, False, "null"),
-        ({"cocoa": {"report": "none"}}, False, "null"),
-        ({"cocoa": {"report": "none"}, "logprobs": True}, False, "tokens"),
-    ],
-)
-async def test_where_the_risk_is(tiny: Speaker, asked: dict[str, Any], in_message: bool, logprobs: str) -> None:
-    def check(message: dict[str, Any], found: Any, key: str, content: bool) -> None:
-        assert (key in message) == in_message
+REPORTS: list[tuple[str, dict[str, Any] | None, bool, str]] = [
+    (CHAT, {}, True, "risk"),
+    (CHAT, {"logprobs": None}, True, "risk"),
+    (CHAT, {"logprobs": False}, True, "null"),
+    (CHAT, {"logprobs": True}, True, "both"),
+    (CHAT, {"cocoa": {"report": "message"}}, True, "null"),
+    (CHAT, {"cocoa": {"report": "message"}, "logprobs": True}, True, "tokens"),
+    (CHAT, {"cocoa": {"report": "logprobs"}}, False, "risk"),
+    (CHAT, {"cocoa": {"report": "logprobs"}, "logprobs": False}, False, "null"),
+    (CHAT, {"cocoa": {"report": "none"}}, False, "null"),
+    (CHAT, {"cocoa": {"report": "none"}, "logprobs": True}, False, "tokens"),
+    (CHAT, None, True, "null"),  # the server leaves it out of the log-probabilities
+    (COMPLETIONS, {"logprobs": 0}, True, "both"),
+    (COMPLETIONS, {"logprobs": 0, "cocoa": {"report": "message"}}, True, "tokens"),
+    (COMPLETIONS, {"logprobs": 0, "cocoa": {"report": "logprobs"}}, False, "both"),
+    (COMPLETIONS, {"logprobs": 0, "cocoa": {"report": "none"}}, False, "tokens"),
+]
+
+
+@pytest.mark.parametrize(("path", "asked", "in_message", "logprobs"), REPORTS)
+async def test_where_the_risk_is(
+    endless: Speaker, path: str, asked: dict[str, Any] | None, in_message: bool, logprobs: str
+) -> None:
+    def check(choice: dict[str, Any], key: str, content: bool) -> None:
+        listed = choice["logprobs"]
+        assert (key in choice.get("message", choice.get("delta", choice))) == in_message
         if logprobs == "null":
-            assert found is None
+            assert listed is None
             return
-        assert (key in found) == (logprobs in ("risk", "both"))
-        assert bool(found["content"]) == (content and logprobs in ("tokens", "both"))
+        assert (key in listed) == (logprobs in ("risk", "both"))
+        assert bool(listed.get("content", listed.get("tokens"))) == (content and logprobs in ("tokens", "both"))
 
-    answer = await chat(tiny, max_tokens=LIMIT, **asked)
-    [choice] = answer["choices"]
-    check(choice["message"], choice["logprobs"], "cocoa_risk", True)
-    known = in_message or logprobs in ("risk", "both")
-    assert ("cocoa_max_risk" in answer["usage"]["completion_tokens_details"]) == known
-    _, *spans, last = [event["choices"][0] for event in await chunks(tiny, max_tokens=LIMIT, **asked)]
+    settings, body = ServerSettings(risk_in_logprobs=asked is not None), {"max_tokens": LIMIT, **(asked or {})}
+    answer = await chat(endless, settings, path, **body)
+    check(answer["choices"][0], "cocoa_risk", True)
+    shown = in_message or logprobs in ("risk", "both")
+    assert ("cocoa_max_risk" in answer["usage"]["completion_tokens_details"]) == shown
+    events = [event["choices"][0] for event in await chunks(endless, settings, path, **body)]
+    *spans, last = events[1:] if path == CHAT else events
     for choice in spans:
-        check(choice["delta"], choice["logprobs"], "cocoa_spans", True)
-    check(last["delta"], last["logprobs"], "cocoa_risk", False)
-
-
-async def test_a_server_can_leave_risk_out_of_logprobs(tiny: Speaker) -> None:
-    settings = ServerSettings(risk_in_logprobs=False)
-    [choice] = (await chat(tiny, settings, max_tokens=LIMIT))["choices"]
-    assert choice["logprobs"] is None
-    assert "cocoa_risk" in choice["message"]
+        check(choice, "cocoa_spans", True)
+    check(last, "cocoa_risk", False)
 
 
 async def test_candidates_on_demand(tiny: Speaker, expected: Generation) -> None:
@@ -463,3 +460,159 @@ async def test_comments_while_the_prompt_is_read() -> None:
     data = [event for event in exchange.events if not event.startswith(":")]
     assert '"role":"assistant"' in data[0]
     assert data[-1] == "data: [DONE]"
+
+
+TEXT = ASKED[COMPLETIONS]["prompt"]
+completion = partial(chat, path=COMPLETIONS)
+LISTS = ("tokens", "token_logprobs", "top_logprobs")
+parts = partial(chunks, path=COMPLETIONS)
+WITHOUT_EFFECT = {"best_of": 1, "suffix": "", "presence_penalty": 0, "logit_bias": {}, "user": "me", "unheard_of": [1]}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/completions"])
+async def test_a_completion_is_the_engines(endless: Speaker, path: str) -> None:
+    expected = endless.generate(TEXT, config=CocoaConfig(max_new_tokens=LIMIT))
+    answer = (await post(create_app(endless), {"prompt": TEXT, "max_tokens": LIMIT, **WITHOUT_EFFECT}, path)).json()
+    assert (answer["object"], answer["model"]) == ("text_completion", "tiny")
+    assert answer["id"].startswith("cmpl-")
+    [choice] = answer["choices"]
+    assert (choice["index"], choice["text"], choice["logprobs"]) == (0, expected.text, None)
+    assert choice["finish_reason"] == "length"
+    assert len(expected.spans) > 3
+    report = choice["cocoa_risk"]
+    assert [span["risk"] for span in report["spans"]] == near([one.risk for one in expected.spans])
+    assert report["finish_reason"] == expected.finish_reason
+    assert answer["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
+    assert answer["usage"]["completion_tokens"] == len(expected.token_ids)
+
+
+@pytest.mark.slow
+async def test_many_prompts_and_answers(endless: Speaker) -> None:
+    prompts = ["One", "Two or three"]
+    body = {"n": 2, "seed": 3, "cocoa": {"method": "sample"}, "temperature": 2.0}
+    many = await completion(endless, prompt=prompts, **body)
+    alone = [await completion(endless, prompt=one, **body) for one in prompts]
+    expected = [choice["text"] for one in alone for choice in one["choices"]]
+    assert [choice["text"] for choice in many["choices"]] == expected
+    assert [choice["index"] for choice in many["choices"]] == [0, 1, 2, 3]
+    assert len(set(expected)) > 2
+    assert many["usage"]["prompt_tokens"] == sum(one["usage"]["prompt_tokens"] for one in alone)
+    by_ids = await completion(endless, prompt=[endless.encode(one) for one in prompts], **body)
+    assert [choice["text"] for choice in by_ids["choices"]] == expected
+    texts = [""] * 4
+    for event in await parts(endless, prompt=prompts, echo=True, **body):
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["text"]
+    echoed = await completion(endless, prompt=prompts, echo=True, **body)
+    assert texts == [choice["text"] for choice in echoed["choices"]]
+    assert texts == [prompts[number // 2] + text for number, text in enumerate(expected)]
+
+
+async def test_more_prompts_than_are_decoded_or_queued_are_named() -> None:
+    error = await refusal(speaker(max_batch_size=1, max_queue=0), path=COMPLETIONS, prompt=["a", "b"])
+    assert error["param"] == "prompt"
+    assert "2 answers is above the server's limit of 1" in error["message"]
+
+
+async def test_a_stream_of_a_completion_is_its_spans(endless: Speaker) -> None:
+    expected = endless.generate(TEXT, config=CocoaConfig(max_new_tokens=LIMIT))
+    *spans, last, usage = await parts(endless, stream_options={"include_usage": True})
+    choices = [event["choices"][0] for event in spans]
+    assert [one["text"] for one in choices] == [span.text for span in expected.spans]
+    assert [one["cocoa_spans"][0]["index"] for one in choices] == list(range(len(expected.spans)))
+    assert all(one["finish_reason"] is None for one in choices)
+    whole = (await completion(endless))["choices"][0]
+    assert last["choices"][0]["finish_reason"] == whole["finish_reason"]
+    assert last["choices"][0]["cocoa_risk"].keys() == whole["cocoa_risk"].keys()
+    assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], len(expected.token_ids))
+    assert {event["object"] for event in spans} == {"text_completion"}
+
+
+async def test_logprobs_cover_the_text_and_list_an_end_token_by_its_name(endless: Speaker) -> None:
+    """The evaluation harness counts on one entry for each decoded token."""
+    text, ending = (await completion(endless))["choices"][0]["text"], speaker("Yes.")
+    special, eos = set(ending.tokenizer.all_special_tokens), ending.tokenizer.eos_token
+    for engine, body, expected in (
+        (endless, {"logprobs": 3}, text),
+        (endless, {"logprobs": 0, "stop": text[4:6]}, text[: text.index(text[4:6])]),
+        (ending, {"logprobs": 0}, "Yes."),
+    ):
+        answer = await completion(engine, **body)
+        [choice] = answer["choices"]
+        listed = choice["logprobs"]
+        counts = {len(listed[key]) for key in (*LISTS, "text_offset")}
+        assert len(counts) == 1
+        assert (choice["text"], choice["finish_reason"]) == (expected, "length" if expected == text else "stop")
+        assert "".join(token for token in listed["tokens"] if token not in special) == expected
+        for token, offset in zip(listed["tokens"], listed["text_offset"], strict=True):
+            assert token in special or expected[offset : offset + len(token)] == token
+        assert listed["cocoa_risk"] == choice["cocoa_risk"]
+        if body == {"logprobs": 3}:
+            for token, log_prob, top in zip(*(listed[key] for key in LISTS), strict=True):
+                assert top[token] >= log_prob
+                assert 1 <= len(top) <= 4
+    assert (counts, listed["tokens"][-1]) == ({answer["usage"]["completion_tokens"]}, eos)
+
+
+async def test_streamed_logprobs_are_those_of_the_whole_answer(endless: Speaker) -> None:
+    [whole] = (await completion(endless, logprobs=2, echo=True))["choices"]
+    events = await parts(endless, logprobs=2, echo=True)
+    streamed = [event["choices"][0]["logprobs"] for event in events]
+    for key in ("tokens", "token_logprobs", "text_offset"):
+        joined = [value for listed in streamed for value in listed[key]]
+        if key == "token_logprobs":
+            assert joined[0] is None
+            assert joined[1:] == near(whole["logprobs"][key][1:])
+        else:
+            assert joined == whole["logprobs"][key]
+
+
+@pytest.mark.parametrize("given_ids", [False, True])
+async def test_an_echoed_prompt_has_log_probabilities(endless: Speaker, given_ids: bool) -> None:
+    ids = [*endless.encode(TEXT), 2, 40]  # 2 is a special token
+    prompt: Any = ids if given_ids else TEXT
+    ids = ids if given_ids else endless.encode(TEXT)
+    answer = await completion(endless, prompt=prompt, echo=True, logprobs=1, max_tokens=1)
+    [choice] = answer["choices"]
+    listed = choice["logprobs"]
+    assert len(listed["tokens"]) == len(ids) + 1  # one was decoded, which may be an end token
+    expected = endless.score(ids[:1], ids[1:], method="greedy", top_logprobs=1).spans[0]
+    assert listed["token_logprobs"][0] is None
+    assert listed["top_logprobs"][0] is None
+    assert listed["token_logprobs"][1 : len(ids)] == near(expected.token_log_probs)
+    assert expected.top_log_probs is not None
+    for place, ((_, best),) in enumerate(expected.top_log_probs, 1):
+        assert max(listed["top_logprobs"][place].values()) == near(best)
+    assert choice["text"].startswith(endless.decode(ids))
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (len(ids), 1)
+
+
+async def test_a_greedy_continuation_is_seen_as_greedy(endless: Speaker) -> None:
+    """What the evaluation harness does: the log-probability of each token equals the highest one."""
+    prompt = endless.encode("Ab")
+    text = endless.generate(prompt, method="greedy", max_new_tokens=5).token_ids
+    [choice] = (await completion(endless, prompt=[*prompt, *text], echo=True, logprobs=1, max_tokens=1))["choices"]
+    own, best = choice["logprobs"]["token_logprobs"], choice["logprobs"]["top_logprobs"]
+    assert [log_prob == max(top.values()) for log_prob, top in zip(own, best, strict=True) if top][
+        len(prompt) - 1 : -1
+    ] == [True] * len(text)
+
+
+async def test_an_echo_alone(endless: Speaker) -> None:
+    [one] = (await completion(endless, prompt=[40], echo=True, logprobs=1, max_tokens=0))["choices"]
+    assert one["logprobs"]["token_logprobs"] == [None]
+    for body in ({"max_tokens": 0}, {"max_tokens": 0, "stream": True}):
+        with gated(endless) as gate:
+            gate.open()
+            before = gate.reached
+            if "stream" in body:
+                [event] = await parts(endless, echo=True, logprobs=0, **body)
+                [choice] = event["choices"]
+            else:
+                answer = await completion(endless, echo=True, logprobs=0, **body)
+                [choice] = answer["choices"]
+                assert answer["usage"]["completion_tokens"] == 0
+            assert gate.reached == before  # nothing was decoded
+        assert (choice["text"], choice["finish_reason"]) == (TEXT, "length")
+        assert len(choice["logprobs"]["tokens"]) == len(endless.encode(TEXT))
+        assert "cocoa_risk" not in choice

@@ -124,8 +124,10 @@ def test_marks_stand_around_risky_spans(
     before = chat.invoke(question)
     marked = risk_gate(between, on_risk="mark").invoke(before)
     assert marked.text == with_riskiest_marked(quick_answer)
-    assert before.text == quick_answer.text  # the answer given is not changed
-    assert get_risk(before).to_dict() == get_risk(quick_answer).to_dict()
+    for message in (before, add(list(chat.stream(question)))):
+        assert message.text == quick_answer.text
+        assert get_risk(message).to_dict() == get_risk(quick_answer).to_dict()
+        assert to_dicts(get_spans(message)) == to_dicts(get_spans(quick_answer))
     report = get_risk(marked).to_dict()
     value = max_risk(quick_answer)
     assert report.pop("gate") == {"action": "mark", "metric": "risk", "threshold": between, "value": value}

@@ -102,7 +102,9 @@ def answered(engine: CocoaEngine, method: str, task: Mapping[str, Any]) -> dict[
     risks = argument_risks(message)
     return {
         "calls": [{"name": call["name"], "arguments": call["args"]} for call in message.tool_calls],
-        "risks": [{name: risk.risk for name, risk in risks.get(call["id"], {}).items()} for call in message.tool_calls],
+        "risks": [
+            {name: risk.risk for name, risk in risks.get(str(call["id"]), {}).items()} for call in message.tool_calls
+        ],
         "invalid": [{"name": call["name"], "arguments": call["args"]} for call in message.invalid_tool_calls],
         "text": message.text,
     }

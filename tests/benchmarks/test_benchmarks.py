@@ -153,7 +153,7 @@ def test_documents_have_each_table_once_and_agree_with_the_committed_results() -
 
 
 @pytest.fixture(scope="module")
-def small_engine(engine: CocoaEngine) -> CocoaEngine:
+def small(engine: CocoaEngine) -> CocoaEngine:
     """Random weights with the tokenizer of the real model, which the questions of the benchmarks are made for."""
     model = tiny_model("llama", vocab_size=len(engine.tokenizer), max_position_embeddings=8192)
     return CocoaEngine(model, engine.tokenizer)
@@ -163,11 +163,9 @@ RUN = ("ratio", "fed_tokens", "candidates", "context", "prompt_length", "leaves"
 
 
 @pytest.mark.parametrize("name", [*RUN, "source_attention", "scoring"])
-def test_measurements_run(
-    name: str, small_engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measurements_run(name: str, small: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny runs of the measurements that do not load a model again, without the memory of new processes."""
-    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: small_engine)
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: small)
     monkeypatch.setattr(prompt_length, "peaks", lambda *_: {})
     settings = replace(Settings(threads=torch.get_num_threads()).quick(), tokens=4)
     bench = Bench(settings, Progress(disable=True))

@@ -203,13 +203,11 @@ def test_passages_stand_before_the_question(cocoa: Cocoa, engine: CocoaEngine, t
         assert Generation.model_validate(json.loads(compared.stdout)[0]) == expected
 
 
-def test_an_unforeseen_error_is_one_line(
-    cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_unforeseen_error_is_one_line(cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("out of\n\x1b[31mmemory")
 
-    monkeypatch.setattr(type(engine), "stream_chat", fails)
+    monkeypatch.setattr(CocoaEngine, "stream_chat", fails)
     result = cocoa("ask", QUESTION, "--html", tmp_path / "page.html", "--svg", tmp_path / "picture.svg")
     assert (result.exit_code, list(tmp_path.iterdir())) == (1, [])  # no half of a file
     assert result.stderr == "cocoa: RuntimeError: out of ␛[31mmemory (--debug shows where)\n"

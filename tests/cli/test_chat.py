@@ -67,9 +67,9 @@ def says(model: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
 
     def choose(text: str, processor: Says | None = None) -> None:
         stream_chat = CocoaEngine.stream_chat
-        forced = wavering(model, text) | ({} if processor is None else {"logits_processor": [processor]})
-
-        processors = forced.pop("logits_processor")
+        forced = wavering(model, text)
+        usual = forced.pop("logits_processor")
+        processors = usual if processor is None else [processor]
 
         def chosen(engine: CocoaEngine, messages: Any, *, config: Any, **options: Any) -> Any:
             config = config.replace(**forced)
@@ -100,7 +100,7 @@ def test_piped_questions_are_turns_of_one_chat(cocoa: Cocoa, model: CocoaEngine,
 
 
 def test_settings_the_system_message_and_another_method(cocoa: Cocoa, calls: list[dict[str, Any]]) -> None:
-    result = successful(cocoa("Who?", args=["--system", "Be brief.", "--max-new-tokens", "3", "--alpha", "1.5"]))
+    successful(cocoa("Who?", args=["--system", "Be brief.", "--max-new-tokens", "3", "--alpha", "1.5"]))
     assert calls[0]["messages"] == [{"role": "system", "content": "Be brief."}, *USER]
     assert (calls[0]["config"].max_new_tokens, calls[0]["config"].alpha) == (3, 1.5)
     calls.clear()

@@ -107,7 +107,6 @@ def test_signal_of_whole_answers(cocoa: Cocoa, answers: Path, tmp_path: Path, en
         assert (out / picture).read_text().startswith("<?xml")
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_one_prompt_alone_has_no_intervals_and_too_few_are_refused(
     cocoa: Cocoa, answers: Path, parts: Path, tmp_path: Path
 ) -> None:
@@ -127,6 +126,7 @@ def test_one_prompt_alone_has_no_intervals_and_too_few_are_refused(
     assert "(" not in text.partition("| -log p |")[2].partition("|\n")[0]
     interval = json.loads((tmp_path / "signal.json").read_text())["levels"]["span"]["ranking"]["-log p"]["auroc"]
     assert interval["low"] is interval["high"] is None
+    assert (tmp_path / "auroc-span.svg").exists()
     fitted().save(tmp_path / "risk.json")
     refused = cocoa("calibrate", "--data", str(few), "--check", str(tmp_path / "risk.json"))
     assert_refused(refused, "too few prompts for a bootstrap interval")

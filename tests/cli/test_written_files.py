@@ -285,6 +285,7 @@ def test_the_model_is_an_option_and_an_argument(cocoa: Cocoa, loads: list[Any]) 
         (*ASK[:2], "a", *ASK[2:]),
         (*ASK, "--model", "a"),
         ("score", "a", "--prompt", "x", "--text", "y"),
+        ("bench", "a", "--tokens", "4", "--rounds", "1", "--prompt", "x"),
     ):
         successful(cocoa(*arguments))
         assert loads.pop()[0] == "a", arguments

@@ -223,33 +223,30 @@ import cocoa_integrations.transformers
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import MissingExtraError
 
+def refused(load, user, package, extra):
+    try:
+        load()
+    except MissingExtraError as error:
+        assert str(error) == f"{user} needs {package}: pip install 'cocoa-integrations[{extra}]'", error
+    else:
+        raise AssertionError(user)
+
 for module, package, extra in (
     ("langchain", "langchain-core", "langchain"),
     ("llama_index", "llama-index-core", "llama-index"),
     ("lm_eval", "lm-eval", "eval"),
 ):
-    try:
-        __import__(f"cocoa_integrations.{module}")
-    except MissingExtraError as error:
-        command = f"pip install 'cocoa-integrations[{extra}]'"
-        assert str(error) == f"cocoa_integrations.{module} needs {package}: {command}", error
-    else:
-        raise AssertionError(module)
-try:
-    cocoa_integrations.evaluation.command.chat_model("openai:gpt")
-except MissingExtraError as error:
-    assert str(error) == "cocoa judge needs langchain: pip install 'cocoa-integrations[agents]'", error
+    name = f"cocoa_integrations.{module}"
+    refused(lambda: __import__(name), name, package, extra)
+command = cocoa_integrations.evaluation.command
+refused(lambda: command.chat_model("openai:gpt"), "cocoa judge", "langchain", "agents")
 
 without(*frameworks - {"langchain_core"})  # only langchain_core
 import cocoa_integrations.server
 from cocoa_integrations.langchain import ChatCocoa
 
-try:
-    import cocoa_integrations.langchain.agents
-except MissingExtraError as error:
-    assert "needs langchain: pip install 'cocoa-integrations[agents]'" in str(error), error
-else:
-    raise AssertionError("agents")
+agents = "cocoa_integrations.langchain.agents"
+refused(lambda: __import__(agents), agents, "langchain", "agents")
 
 without(*frameworks - {"llama_index"})  # only llama_index
 from cocoa_integrations.llama_index import CocoaLLM

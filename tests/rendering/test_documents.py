@@ -292,9 +292,6 @@ def test_the_legend_says_what_the_levels_are() -> None:
     assert "Risk, 0 to 1 (how unsure the model was):" in words
     assert "0.25–0.50" in words
     assert "highest risk 0.950, mean 0.590" in words
-    raw = Page(generation(("sure", 0.8), (" not", 0.9), risk_source="f_mlds").to_html())
-    assert "the layers of the model disagree, not a probability: it has no levels." in raw.text("cocoa-about")
-    assert raw.of_class("cocoa-legend") == []
 
 
 def test_answers_and_risk_points_without_a_word() -> None:
@@ -401,6 +398,9 @@ def test_a_raw_mlds_has_no_levels() -> None:
     words = " ".join(drawn(report([raw], table=True)).split())
     assert "layers of the model disagree; they are not probabilities, so nothing is shaded. Not calibrated" in words
     assert "it has no levels" in words
+    page = Page(raw.to_html())
+    assert "the layers of the model disagree, not a probability: it has no levels." in page.text("cocoa-about")
+    assert page.of_class("cocoa-legend") == []
     for document in (words, raw.to_html(), raw.render("markdown")):
         assert "Check these" not in document
         assert "stands out" not in document  # which no raw MLDS can tell

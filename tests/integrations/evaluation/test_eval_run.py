@@ -368,7 +368,7 @@ def test_command_runs_code_only_when_allowed(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
         (["truthfulqa_mcc"], "did you mean 'truthfulqa_mc'"),
         (["nq"], "question: Field required"),
@@ -378,10 +378,8 @@ def test_command_runs_code_only_when_allowed(
         (["truthfulqa_mc", "--gamma", "2"], "gamma"),
     ],
 )
-def test_command_with_bad_input(
-    cocoa: Cocoa, truthfulqa: Path, tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    assert_refused(cocoa("eval", *arguments, "--data", truthfulqa, "--out", tmp_path / "out"), message, lines=1)
+def test_command_with_bad_input(cocoa: Cocoa, truthfulqa: Path, tmp_path: Path, words: list[str], message: str) -> None:
+    assert_refused(cocoa("eval", *words, "--data", truthfulqa, "--out", tmp_path / "out"), message, lines=1)
     assert not (tmp_path / "out").exists()
 
 

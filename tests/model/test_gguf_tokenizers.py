@@ -23,7 +23,6 @@ OFTEN = settings(deadline=None, max_examples=150)
 
 
 def learned() -> list[str]:
-    """Some longer tokens, in the order in which they were learned."""
     trainer = trainers.BpeTrainer(vocab_size=120, show_progress=False)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
@@ -33,7 +32,6 @@ def learned() -> list[str]:
 
 
 def write(path: Path, architecture: str, tokens: list[str], kinds: list[int], **more: Any) -> GgufFile:
-    """A file with the metadata of a tokenizer alone, and further keys of it."""
     model = "gpt2" if "pre" in more else "llama"
     ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
     writer = gguf.GGUFWriter(path, architecture)

@@ -170,8 +170,7 @@ LIMITED = [
 
 @cache
 def limited(architecture: str, **overrides: int) -> CocoaEngine:
-    model = tiny_model(architecture, seed=1, **overrides)
-    return CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
+    return engine_of(tiny_model(architecture, seed=1, **overrides))
 
 
 def prompts() -> list[list[int]]:

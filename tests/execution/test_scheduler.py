@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor, SuppressTokensLogitsProcessor
 
 from cocoa_engine import Cancellation, CocoaEngine, EngineBusyError, Generation, NonFiniteLogitsError
-from cocoa_engine.execution import scheduler as scheduler_file
 from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.execution.forward.base import Segment
 from cocoa_engine.execution.scheduler import Scheduler, Work
@@ -60,9 +59,7 @@ def varied_calls() -> list[Call]:
         lambda engine: engine.generate(
             prompt(40), max_new_tokens=16, stopping_criteria=[Meets(lambda count: count == 24)]
         ),
-        lambda engine: engine.generate_batch(
-            [prompt(n, 2 + 9 * (n - 50)) for n in (50, 51, 52, 53)], max_new_tokens=12
-        ),
+        lambda engine: engine.generate_batch([prompt(n, 2 + 9 * (n - 50)) for n in range(50, 54)], max_new_tokens=12),
         lambda engine: engine.generate_batch([prompt(n) for n in range(60, 70)], max_new_tokens=6, batch_size=2),
         lambda engine: engine.generate_batch(
             [prompt(70), prompt(71)], max_new_tokens=12, middle_layers=(1, 3), temperature=1.0, seed=3
@@ -113,10 +110,8 @@ def test_a_request_joins_while_others_run_and_leaves_when_it_is_done() -> None:
 
     def at(count: int) -> bool:
         if count == 10:
-            call = partial(
-                engine.generate, prompt(2), max_new_tokens=12, stopping_criteria=Meets(lambda _: begun.set())
-            )
-            short.append(start(call, outcome))
+            call = partial(engine.generate, prompt(2), max_new_tokens=12)
+            short.append(start(partial(call, stopping_criteria=Meets(lambda _: begun.set())), outcome))
             assert begun.wait(60)
         return False
 
@@ -426,7 +421,7 @@ def order_of_turns(slots: int, *owners: str | None) -> list[int]:
     threads = []
     for number in range(len(owners)):
         threads.append(start(partial(hold, number)))
-        wait_until(lambda number=number: scheduler.running + scheduler.waiting == number + 1)
+        wait_until(lambda number=number: len(order) + scheduler.waiting == number + 1)
     if len(owners) > slots:
         assert not scheduler.enter(wait=False)
     for number in range(len(owners)):
@@ -453,7 +448,7 @@ def test_every_waiting_owner_gets_its_turn_before_another_has_two(slots: int, ow
             assert all(before.count(other) <= 1 for other in set(before)), order
 
 
-def test_a_waiting_call_that_is_interrupted_leaves_the_queue() -> None:
+def test_a_waiting_call_that_is_interrupted_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both before it is given a place and just after."""
     scheduler = Scheduler(1, 10)
 
@@ -466,12 +461,10 @@ def test_a_waiting_call_that_is_interrupted_leaves_the_queue() -> None:
 
     for granted in (False, True):
         scheduler.enter()
-        event, scheduler_file.threading.Event = threading.Event, Interrupted  # type: ignore[misc]
-        try:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading, "Event", Interrupted)
             with pytest.raises(KeyboardInterrupt):
                 scheduler.enter()
-        finally:
-            scheduler_file.threading.Event = event  # type: ignore[misc]
         if not granted:
             scheduler.leave()
         assert (scheduler.running, scheduler.waiting, scheduler.idle) == (0, 0, True)
@@ -532,21 +525,10 @@ def test_an_abandoned_stream_frees_all(how: str) -> None:
 
 def test_a_stream_closed_during_its_pass_yields_nothing_more_and_frees_all() -> None:
     engine = engine_of(tiny_model("llama"))
-    inside, go_on = threading.Event(), threading.Event()
-
-    def hold(segments: Sequence[Segment], is_prompt: bool) -> None:
-        if not is_prompt:
-            inside.set()
-            assert go_on.wait(60)
-
-    record(engine, hold)
-    stream, outcome = engine.stream(prompt(0), max_new_tokens=1), []
-    reader = start(lambda: list(stream), outcome)
-    assert inside.wait(60)
-    stream.close()
-    go_on.set()
-    join([reader])
-    assert outcome == [[]]
+    record(engine, lambda _, is_prompt: None if is_prompt else join([start(stream.close)]))
+    stream = engine.stream(prompt(0), max_new_tokens=1)
+    assert list(stream) == []
+    assert stream.closed
     assert_idle(engine)
 
 

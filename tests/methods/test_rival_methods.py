@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import threading
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.errors import ConfigError, PromptError, UnsupportedModelError
@@ -18,6 +16,7 @@ from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.heads import NEEDLES, Needle, find_retrieval_heads
 from cocoa_engine.methods.dola import early_layers
 from tests.helpers.alike import assert_alike, near
+from tests.helpers.attention import attention_weights
 from tests.helpers.backends import made
 from tests.helpers.in_threads import join, start
 from tests.helpers.inside import use_backend
@@ -171,10 +170,7 @@ def copied(model: Any, prompt: list[int], needle: range, answer: list[int]) -> t
 
     1 / |needle| for each token of the greedy answer that stands where the head attends to most, in the needle.
     """
-    with torch.no_grad():
-        attentions = model(
-            torch.tensor([[*prompt, *answer]]), output_attentions=True
-        ).attentions  # L of [1, heads, T, T]
+    attentions = attention_weights(model, [*prompt, *answer])
     scores = torch.zeros(len(attentions), attentions[0].shape[1], dtype=torch.float64)
     for number, token in enumerate(answer):
         for layer, weights in enumerate(attentions):
@@ -185,10 +181,6 @@ def copied(model: Any, prompt: list[int], needle: range, answer: list[int]) -> t
 
 def test_heads_score_what_they_copy(float32_engine: CocoaEngine) -> None:
     """One of the three needles is not found again here, and does not count."""
-    config = copy.deepcopy(float32_engine.model.config)
-    eager = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    eager.load_state_dict(float32_engine.model.state_dict())
-    eager.eval()
     counted = []
     for needle in NEEDLES:
         prompt = lab_heads._prompt(float32_engine, needle, 48, 0.4)
@@ -200,7 +192,7 @@ def test_heads_score_what_they_copy(float32_engine: CocoaEngine) -> None:
         said, words = (re.findall(r"\w+", text.lower()) for text in (answer.text, needle.text))
         if sum(min(words.count(word), said.count(word)) for word in {*words}) / len(words) > 0.5:
             tokens = answer.token_ids[: -1 if answer.finish_reason == "eos" else None]
-            counted.append(copied(eager, prompt, place, tokens))
+            counted.append(copied(float32_engine.model, prompt, place, tokens))
     found = find_retrieval_heads(float32_engine, lengths=(48,), depths=(0.4,))
     assert found.samples == len(counted) == 2
     mean = (counted[0] + counted[1]) / 2

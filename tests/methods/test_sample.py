@@ -18,6 +18,7 @@ from cocoa_engine.decoding.next_tokens import Sampler, next_tokens
 from cocoa_engine.methods.sample import Sample
 from cocoa_integrations.langchain import ChatCocoa
 from tests.helpers.alike import assert_alike, near
+from tests.helpers.backends import plain
 from tests.helpers.engines import engine_of, prompt
 from tests.helpers.structured import engine_for_schemas
 from tests.helpers.tiny_models import tiny_model
@@ -48,14 +49,11 @@ def expected_distribution(engine: CocoaEngine, ids: list[int], settings: dict[st
     config.eos_token_id = None
     sequence = torch.tensor([ids])
     processors = engine.model._get_logits_processor(config, input_ids_seq_length=len(ids), device="cpu")
-    with torch.no_grad():
-        logits = engine.model(sequence).logits[:, -1].float()
-    return processors(sequence, logits).softmax(-1)[0]
+    return processors(sequence, plain(engine.model, ids)[None]).softmax(-1)[0]
 
 
 def processed_logits(engine: CocoaEngine, ids: list[int], settings: dict[str, Any]) -> torch.Tensor:
-    with torch.no_grad():
-        logits = engine.model(torch.tensor([ids])).logits[:, -1].float()
+    logits = plain(engine.model, ids)[None]
     if penalty := settings.get("repetition_penalty"):
         logits = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([ids]), logits)
     return logits[0]

@@ -27,6 +27,7 @@ from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, 
 PROMPT = "Question: What is the capital of Australia?\nAnswer:"
 TEXTS = [" Canberra, of course.", " Sydney.", " Canberra."]
 FINALS = ("post_norm", "pre_norm")
+TOKEN_FIGURES = ("log_probs", "entropies", "margins")
 
 
 def record(text: str, *parts: tuple[int, int], id: str = "1", label: bool | None = True) -> LabelledText:
@@ -46,7 +47,7 @@ def test_the_engines_figures(architecture: str | None, engine: CocoaEngine) -> N
                 (span,) = one.spans
                 whole = profile.span(0, len(profile.token_ids))
                 assert profile.token_ids == span.token_ids
-                for name in ("log_probs", "entropies", "margins"):
+                for name in TOKEN_FIGURES:
                     assert getattr(profile, name) == near(getattr(span, f"token_{name}"))
                 assert float(whole.con_mlds(window)) == near(span.con_mlds)
                 assert float(whole.f_mlds(window, final)) == near(span.f_mlds)
@@ -149,15 +150,12 @@ def decoded(engine: CocoaEngine, prompt: list[int], text: list[int], config: Coc
     return found
 
 
-FIGURES = ("log_prob", "con_mlds", "f_mlds", "score", "token_log_probs", "token_entropies", "token_margins")
-
-
 def assert_alike(grown: list[list[Candidate]], expected: list[list[Candidate]]) -> None:
     for each, others in zip(grown, expected, strict=True):
         for one, other in zip(each, others, strict=True):
             for name in ("token_ids", "text", "is_greedy", "ends_answer"):
                 assert getattr(one, name) == getattr(other, name)
-            for figure in FIGURES:
+            for figure in ("log_prob", "con_mlds", "f_mlds", "score", *(f"token_{each}" for each in TOKEN_FIGURES)):
                 assert getattr(one, figure) == pytest.approx(getattr(other, figure), abs=2e-3)
 
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaEngine, Runtime, UnsupportedModelError
 from cocoa_engine.decoding.request import FREE_LEAVES
-from cocoa_engine.execution.backends import Path, ReadBack, build, choose
+from cocoa_engine.execution.backends import Path, ReadBack, build, choose, shared_cache
 from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS, SharedTree
 from cocoa_engine.execution.backends.unshared import UnsharedTree
 from cocoa_engine.execution.forward.base import KeyValues
@@ -56,9 +56,7 @@ def test_chosen_backend(architecture: str) -> None:
 @pytest.mark.parametrize("linear_backend", ["native", "bfloat16", "transposed"])
 @pytest.mark.parametrize("forward", ["auto", "modules"])
 def test_kernels_attend_and_find_the_next_tokens_where_they_are_asked_for(
-    forward: Literal["auto", "modules"],
-    linear_backend: Literal["native", "bfloat16", "transposed"],
-    monkeypatch: pytest.MonkeyPatch,
+    forward: Any, linear_backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: set[str] = set()
     for name in ("next_tokens", "attend"):
@@ -69,9 +67,8 @@ def test_kernels_attend_and_find_the_next_tokens_where_they_are_asked_for(
     for method in ("cocoa-sig", "dola"):
         calls.clear()
         engine.generate([5, 6, 7], method=method, max_new_tokens=4)
-        expected = (
-            {"next_tokens"} if forward == "auto" else {"next_tokens", "attend"}
-        )  # auto: layers attend in one call
+        # auto: layers attend in one call
+        expected = {"next_tokens"} if forward == "auto" else {"next_tokens", "attend"}
         assert calls >= expected if linear_backend != "transposed" else not calls
 
 
@@ -104,11 +101,13 @@ def test_all_backends_agree(architecture: str) -> None:
         backends.append(("masked_modules", "stock"))
     for kind in ("lean", "modules") if architecture in LEAN else ("modules",) if architecture == "gpt2" else ():
         backends += [(kind, linears) for linears in LINEAR_BACKENDS[: None if all_linears else 1]]
+    boundaries = ["right", "left", "own", "fixed"] if architecture == "gpt_neo" else ["right"]
     results = []
     for kind, linears in backends:
         engine = use_backend(CocoaEngine(model, tiny_tokenizer()), made(model, kind, linears))
-        alone = engine.generate(PROMPTS[0], max_new_tokens=8)
-        results.append([*engine.generate_batch(PROMPTS, max_new_tokens=8), alone])
+        results.append([engine.generate(PROMPTS[0], max_new_tokens=8)])
+        for boundary in boundaries:
+            results[-1] += engine.generate_batch(PROMPTS, max_new_tokens=8, span_boundary=boundary)
     assert any(span.candidates for out in results[0] for span in out.spans)
     for first, second in itertools.pairwise(results):
         assert all(same(a, b) for a, b in zip(first, second, strict=True))
@@ -258,10 +257,7 @@ def scale_experts(model: PreTrainedModel) -> None:
 @pytest.mark.parametrize("linears", [*LINEAR_BACKENDS, "bfloat16"])
 @pytest.mark.parametrize("forward", ["auto", "modules"])
 def test_changed_weights_are_noticed(
-    forward: Literal["auto", "modules"],
-    linears: LinearBackend,
-    architecture: str,
-    change: Callable[[PreTrainedModel], None],
+    forward: Any, linears: LinearBackend, architecture: str, change: Callable[[PreTrainedModel], None]
 ) -> None:
     """By the engine that answered before, its prefix cache too, and by a new one that would share packed copies."""
     model, prompt = tiny_model(architecture), [3 + number % 90 for number in range(100)]
@@ -341,8 +337,6 @@ def test_another_thread_gets_the_models_own_attention_meanwhile() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma3_text", "gpt2"])
 def test_a_long_prompt_is_fed_in_chunks(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cocoa_engine.execution.backends import shared_cache
-
     model = tiny_model(architecture)
     engine = CocoaEngine(model, tiny_tokenizer())
     whole = engine.generate_batch(PROMPTS, max_new_tokens=12)
@@ -353,8 +347,6 @@ def test_a_long_prompt_is_fed_in_chunks(architecture: str, monkeypatch: pytest.M
 
 
 def test_chunks_shrink_where_their_masks_would_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cocoa_engine.execution.backends import shared_cache
-
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
     prompt = [*range(20, 120), 7]
     whole = engine.generate(prompt, max_new_tokens=4)

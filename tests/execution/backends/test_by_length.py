@@ -49,8 +49,7 @@ def scaled(kind: str, architecture: str = "llama") -> PreTrainedModel:
 
 def whole(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     """What a model that has seen no other sequence gives after these tokens, in one pass. It stays so."""
-    with torch.no_grad():
-        logits = copy.deepcopy(model)(torch.tensor([ids])).logits[0, -1]
+    logits = plain(copy.deepcopy(model), ids)
     logits[EOS] = -torch.inf  # no answer ends
     return logits.log_softmax(-1)
 

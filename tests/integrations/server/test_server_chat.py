@@ -22,6 +22,7 @@ from tests.helpers.served import (
     COMPLETIONS,
     HELLO,
     Exchange,
+    Gate,
     Speaker,
     chat,
     chunks,
@@ -35,6 +36,7 @@ from tests.helpers.served import (
 )
 
 LIMIT = 24
+WITHOUT_EFFECT = {"best_of": 1, "suffix": "", "presence_penalty": 0, "logit_bias": {}, "user": "me", "unheard_of": [1]}
 
 PARAMETERS = {
     "type": "object",
@@ -46,54 +48,73 @@ CALL = '<tool_call>\n{"name": "move", "arguments": {"up": true, "unit": "km"}}\n
 
 
 @pytest.fixture(scope="module")
-def expected(tiny: Speaker) -> Generation:
-    generation = tiny.chat(HELLO, max_new_tokens=LIMIT)
-    assert sum(span.kind == "risk_point" for span in generation.spans) > 1
-    return generation
+def expected(endless: Speaker) -> dict[bool, Generation]:
+    """The answers of the engine to a chat, and to a text."""
+    settings = {"max_new_tokens": LIMIT}
+    answers = {True: endless.chat(HELLO, **settings), False: endless.generate(ASKED[COMPLETIONS]["prompt"], **settings)}
+    for answer in answers.values():
+        assert sum(span.kind == "risk_point" for span in answer.spans) > 1
+    return answers
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions"])
-async def test_an_answer_is_the_engines_with_its_report_in_two_places(
-    tiny: Speaker, expected: Generation, path: str
+@pytest.mark.parametrize("path", [CHAT, "/chat/completions", COMPLETIONS, "/completions"])
+async def test_an_answer_is_the_engines_with_its_report(
+    endless: Speaker, expected: dict[bool, Generation], path: str
 ) -> None:
-    response = await post(create_app(tiny), {"messages": HELLO, "max_tokens": LIMIT, "model": "any"}, path)
-    answer, report = response.json(), wire_report(expected)
-    assert (answer["object"], answer["model"]) == ("chat.completion", "tiny")
-    assert answer["id"].startswith("chatcmpl-")
+    chats = "chat" in path
+    app, body = create_app(endless), {"max_tokens": LIMIT, "model": "any"}
+    body |= ASKED[CHAT] if chats else {**ASKED[COMPLETIONS], **WITHOUT_EFFECT}
+    response, generation = await post(app, body, path), expected[chats]
+    answer, report = response.json(), wire_report(generation)
+    kind, prefix = ("chat.completion", "chatcmpl-") if chats else ("text_completion", "cmpl-")
+    assert (answer["object"], answer["model"]) == (kind, "tiny")
+    assert answer["id"].startswith(prefix)
     [choice] = answer["choices"]
-    assert choice["index"] == 0
-    message = {"role": "assistant", "content": expected.text, "refusal": None, "cocoa_risk": report}
-    assert {name: choice["message"][name] for name in message} == message
-    assert choice["logprobs"] == {"content": None, "refusal": None, "cocoa_risk": report}
+    assert (choice["index"], text_of(choice), choice["finish_reason"]) == (0, generation.text, "length")
+    logprobs = {"content": None, "refusal": None, "cocoa_risk": report}
+    assert choice["logprobs"] == (logprobs if chats else None)
+    message = {"role": "assistant", "refusal": None, "cocoa_risk": report} if chats else {"cocoa_risk": report}
+    assert message.items() <= choice.get("message", choice).items()
+    usage = answer["usage"]
     counts = ("prompt_tokens", "completion_tokens", "total_tokens")
-    assert [answer["usage"][name] for name in counts] == [getattr(expected.usage, name) for name in counts]
-    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    assert answer["usage"]["completion_tokens_details"]["cocoa_max_risk"] == expected.max_risk
-    assert float(response.headers["x-cocoa-max-risk"]) == near(expected.max_risk)
-    silent = await post(create_app(tiny), {"messages": HELLO, "max_tokens": 4, "cocoa": {"report": "none"}}, path)
+    assert [usage[name] for name in counts] == [getattr(generation.usage, name) for name in counts]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+    assert usage["completion_tokens_details"]["cocoa_max_risk"] == generation.max_risk
+    assert float(response.headers["x-cocoa-max-risk"]) == near(generation.max_risk)
+    silent = await post(app, {**body, "max_tokens": 4, "cocoa": {"report": "none"}}, path)
     assert "x-cocoa-max-risk" not in silent.headers
 
 
-async def test_a_stream_is_the_answer_span_by_span_and_then_its_report(tiny: Speaker, expected: Generation) -> None:
-    report, whole = wire_report(expected), await chat(tiny, max_tokens=LIMIT)
-    *events, end = await chunks(tiny, max_tokens=LIMIT, stream_options={"include_usage": True})
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_stream_is_the_answer_span_by_span_and_then_its_report(
+    endless: Speaker, expected: dict[bool, Generation], path: str
+) -> None:
+    chats, body = path == CHAT, {"path": path, "max_tokens": LIMIT}
+    report, whole = wire_report(expected[chats]), await chat(endless, **body)
+    *events, end = await chunks(endless, **body, stream_options={"include_usage": True})
     assert (end["choices"], end["usage"]) == ([], whole["usage"])
     assert all(event["usage"] is None for event in events)
-    assert {(event["id"], event["object"]) for event in events} == {(end["id"], "chat.completion.chunk")}
-    first, *spans, last = [event["choices"][0] for event in events]
-    assert (first["delta"], first["logprobs"]) == ({"role": "assistant", "content": ""}, None)
+    kind = "chat.completion.chunk" if chats else "text_completion"
+    assert {(event["id"], event["object"]) for event in events} == {(end["id"], kind)}
+    *spans, last = [event["choices"][0] for event in events]
+    if chats:
+        first = spans.pop(0)
+        assert (first["delta"], first["logprobs"]) == ({"role": "assistant", "content": ""}, None)
     for choice, span in zip(spans, report["spans"], strict=True):
-        text = {"content": span["text"]} if span["text"] else {}
-        assert choice["delta"] == {**text, "cocoa_spans": [span]}
-        assert choice["logprobs"] == {"content": None, "refusal": None, "cocoa_spans": [span]}
-    assert all(choice["finish_reason"] is None for choice in (first, *spans))
-    assert last["finish_reason"] is not None
-    assert last["delta"] == {"cocoa_risk": report}
-    assert last["logprobs"] == {"content": None, "refusal": None, "cocoa_risk": report}
+        assert text_of(choice) == span["text"]
+        assert choice.get("delta", choice)["cocoa_spans"] == [span]
+        logprobs = {"content": None, "refusal": None, "cocoa_spans": [span]}
+        assert choice["logprobs"] == (logprobs if chats else None)
+        assert not chats or set(choice["delta"]) - {"content"} == {"cocoa_spans"}
+        assert choice["finish_reason"] is None
+    assert last["finish_reason"] == "length"
+    assert last.get("delta", last)["cocoa_risk"] == report
+    logprobs = {"content": None, "refusal": None, "cocoa_risk": report}
+    assert (last.get("delta"), last["logprobs"]) == (({"cocoa_risk": report}, logprobs) if chats else (None, None))
     # openai-python's .stream() adds up the spans of a delta by their index
-    assert [span["index"] for choice in spans for span in choice["delta"]["cocoa_spans"]] == list(range(len(spans)))
+    assert [span["index"] for span in report["spans"]] == list(range(len(spans)))
     for options in ({}, {"stream_options": {"include_usage": False}}):
-        assert not any("usage" in event for event in await chunks(tiny, max_tokens=LIMIT, **options))
+        assert not any("usage" in event for event in await chunks(endless, **body, **options))
 
 
 async def test_cached_tokens_are_counted(tiny: Speaker) -> None:
@@ -144,16 +165,12 @@ async def test_parameters_are_settings(tiny: Speaker, body: dict[str, Any], sett
     assert joined(await chunks(tiny, **body, **limit)) == expected.text
 
 
-async def test_the_engines_settings_are_the_defaults(tiny: Speaker) -> None:
-    before = tiny.config
-    try:
-        tiny.config = CocoaConfig(max_new_tokens=5, method="greedy")
-        answer = await chat(tiny)
-        assert answer["usage"]["completion_tokens"] == 5
-        assert answer["choices"][0]["message"]["cocoa_risk"]["method"] == "greedy"
-        assert (await chat(tiny, max_tokens=3))["usage"]["completion_tokens"] == 3
-    finally:
-        tiny.config = before
+async def test_the_engines_settings_are_the_defaults(tiny: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny, "config", CocoaConfig(max_new_tokens=5, method="greedy"))
+    answer = await chat(tiny)
+    assert answer["usage"]["completion_tokens"] == 5
+    assert answer["choices"][0]["message"]["cocoa_risk"]["method"] == "greedy"
+    assert (await chat(tiny, max_tokens=3))["usage"]["completion_tokens"] == 3
 
 
 async def test_several_answers_have_seeds_of_their_own(tiny: Speaker) -> None:
@@ -186,6 +203,11 @@ async def test_logprobs_are_the_engines(tiny: Speaker) -> None:
     assert all(entry["top_logprobs"] == [] for entry in plain["choices"][0]["logprobs"]["content"])
 
 
+def deltas_of(events: list[dict[str, Any]], key: str = "tool_calls") -> list[Any]:
+    """What the chunks of a stream have under a key of their deltas."""
+    return [value for event in events for value in event["choices"][0]["delta"].get(key, ())]
+
+
 async def test_required_calls_are_made(hermes: Speaker) -> None:
     body = {"tools": [MOVE], "tool_choice": "required", "max_tokens": 200}
     answer = await chat(hermes, **body)
@@ -206,17 +228,16 @@ async def test_calls_in_a_stream(hermes: Speaker, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(hermes, "says", f"Well. {CALL}\n{CALL}")
     events = await chunks(hermes, tools=[MOVE], max_tokens=200)
     assert joined(events).strip() == "Well."
-    deltas = [delta for event in events for delta in event["choices"][0]["delta"].get("tool_calls", ())]
+    deltas = deltas_of(events)
     for index in (0, 1):
         first, *more = [delta for delta in deltas if delta["index"] == index]
         assert (first["type"], first["function"]["name"]) == ("function", "move")
-        assert first["id"]
         assert all(set(delta) == {"index", "function"} and set(delta["function"]) == {"arguments"} for delta in more)
         arguments = "".join(delta["function"]["arguments"] for delta in (first, *more))
         assert json.loads(arguments) == {"up": True, "unit": "km"}
-    end = events[-1]["choices"][0]
+    end, ids = events[-1]["choices"][0], [delta["id"] for delta in deltas if "id" in delta]
     assert end["finish_reason"] == "tool_calls"
-    ids = [delta["id"] for delta in deltas if "id" in delta]
+    assert all(ids)
     assert [call["id"] for call in end["delta"]["cocoa_risk"]["tool_calls"]] == ids
 
 
@@ -247,8 +268,7 @@ async def test_calls_that_cannot_be_made_are_not_lost(
     events = await chunks(hermes, **body)
     assert joined(events) == (choice["message"]["content"] or "")
     assert events[-1]["choices"][0]["finish_reason"] == reason
-    deltas = [delta for event in events for delta in event["choices"][0]["delta"].get("tool_calls", ())]
-    assert "".join(delta["function"]["arguments"] for delta in deltas) == ('{"up": tr' if names else "")
+    assert "".join(delta["function"]["arguments"] for delta in deltas_of(events)) == ('{"up": tr' if names else "")
 
 
 BROKEN = '{"up": tr'
@@ -411,20 +431,19 @@ async def test_where_the_risk_is(
     check(last, "cocoa_risk", False)
 
 
-async def test_candidates_on_demand(tiny: Speaker, expected: Generation) -> None:
-    answer = await chat(tiny, max_tokens=LIMIT, cocoa={"candidates": True})
+async def test_candidates_on_demand(endless: Speaker, expected: dict[bool, Generation]) -> None:
+    answer = await chat(endless, max_tokens=LIMIT, cocoa={"candidates": True})
     entries = answer["choices"][0]["message"]["cocoa_risk"]["spans"]
-    events = await chunks(tiny, max_tokens=LIMIT, cocoa={"candidates": True})
-    streamed = [span for event in events for span in event["choices"][0]["delta"].get("cocoa_spans", ())]
-    for found in (entries, streamed):
-        for entry, span in zip(found, expected.spans, strict=True):
+    streamed = deltas_of(await chunks(endless, max_tokens=LIMIT, cocoa={"candidates": True}), "cocoa_spans")
+    for listed in (entries, streamed):
+        for entry, span in zip(listed, expected[True].spans, strict=True):
             assert entry["candidates"] == len(span.candidates)
             assert [rival["text"] for rival in entry["rivals"]] == [one.text for one in span.candidates]
             for rival, candidate in zip(entry["rivals"], span.candidates, strict=True):
                 assert set(rival) == {"text", "log_prob", "con_mlds", "f_mlds", "score", "is_greedy"}
                 assert rival["log_prob"] == candidate.log_prob
                 assert rival["score"] == candidate.score
-    assert "rivals" not in (await chat(tiny, max_tokens=4))["choices"][0]["message"]["cocoa_risk"]["spans"][0]
+    assert "rivals" not in (await chat(endless, max_tokens=4))["choices"][0]["message"]["cocoa_risk"]["spans"][0]
 
 
 @pytest.mark.parametrize(
@@ -445,18 +464,14 @@ async def test_finish_reasons(body: dict[str, Any], reason: str, wire: str) -> N
     assert choice["message"]["cocoa_risk"]["spans"][-1]["reaches_max_risk"] == (reason == "risk")
 
 
-async def test_comments_while_the_prompt_is_read() -> None:
-    engine = speaker()
-    engine.chat(HELLO, max_new_tokens=1)  # the trials of the backend are over
-    app = create_app(engine, ServerSettings(progress_interval=0.02))
-    with gated(engine) as gate:
-        exchange = Exchange(app, {"messages": HELLO, "max_tokens": 5, "stream": True})
-        await happens(lambda: exchange.body.count(b"\n\n") >= 2)
-        assert exchange.status == 200
-        tokens = len(engine.encode_chat(HELLO))
-        assert set(exchange.events) == {f": reading the prompt: 0 of {tokens} tokens"}
-        gate.open()
-        await exchange.ended()
+async def test_comments_while_the_prompt_is_read(endless: Speaker, gate: Gate) -> None:
+    app = create_app(endless, ServerSettings(progress_interval=0.02))
+    exchange = Exchange(app, {"messages": HELLO, "max_tokens": 5, "stream": True})
+    await happens(lambda: exchange.body.count(b"\n\n") >= 2)
+    assert exchange.status == 200
+    assert set(exchange.events) == {f": reading the prompt: 0 of {len(endless.encode_chat(HELLO))} tokens"}
+    gate.open()
+    await exchange.ended()
     data = [event for event in exchange.events if not event.startswith(":")]
     assert '"role":"assistant"' in data[0]
     assert data[-1] == "data: [DONE]"
@@ -466,24 +481,6 @@ TEXT = ASKED[COMPLETIONS]["prompt"]
 completion = partial(chat, path=COMPLETIONS)
 LISTS = ("tokens", "token_logprobs", "top_logprobs")
 parts = partial(chunks, path=COMPLETIONS)
-WITHOUT_EFFECT = {"best_of": 1, "suffix": "", "presence_penalty": 0, "logit_bias": {}, "user": "me", "unheard_of": [1]}
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/completions"])
-async def test_a_completion_is_the_engines(endless: Speaker, path: str) -> None:
-    expected = endless.generate(TEXT, config=CocoaConfig(max_new_tokens=LIMIT))
-    answer = (await post(create_app(endless), {"prompt": TEXT, "max_tokens": LIMIT, **WITHOUT_EFFECT}, path)).json()
-    assert (answer["object"], answer["model"]) == ("text_completion", "tiny")
-    assert answer["id"].startswith("cmpl-")
-    [choice] = answer["choices"]
-    assert (choice["index"], choice["text"], choice["logprobs"]) == (0, expected.text, None)
-    assert choice["finish_reason"] == "length"
-    assert len(expected.spans) > 3
-    report = choice["cocoa_risk"]
-    assert [span["risk"] for span in report["spans"]] == near([one.risk for one in expected.spans])
-    assert report["finish_reason"] == expected.finish_reason
-    assert answer["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
-    assert answer["usage"]["completion_tokens"] == len(expected.token_ids)
 
 
 @pytest.mark.slow
@@ -506,26 +503,6 @@ async def test_many_prompts_and_answers(endless: Speaker) -> None:
     echoed = await completion(endless, prompt=prompts, echo=True, **body)
     assert texts == [choice["text"] for choice in echoed["choices"]]
     assert texts == [prompts[number // 2] + text for number, text in enumerate(expected)]
-
-
-async def test_more_prompts_than_are_decoded_or_queued_are_named() -> None:
-    error = await refusal(speaker(max_batch_size=1, max_queue=0), path=COMPLETIONS, prompt=["a", "b"])
-    assert error["param"] == "prompt"
-    assert "2 answers is above the server's limit of 1" in error["message"]
-
-
-async def test_a_stream_of_a_completion_is_its_spans(endless: Speaker) -> None:
-    expected = endless.generate(TEXT, config=CocoaConfig(max_new_tokens=LIMIT))
-    *spans, last, usage = await parts(endless, stream_options={"include_usage": True})
-    choices = [event["choices"][0] for event in spans]
-    assert [one["text"] for one in choices] == [span.text for span in expected.spans]
-    assert [one["cocoa_spans"][0]["index"] for one in choices] == list(range(len(expected.spans)))
-    assert all(one["finish_reason"] is None for one in choices)
-    whole = (await completion(endless))["choices"][0]
-    assert last["choices"][0]["finish_reason"] == whole["finish_reason"]
-    assert last["choices"][0]["cocoa_risk"].keys() == whole["cocoa_risk"].keys()
-    assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], len(expected.token_ids))
-    assert {event["object"] for event in spans} == {"text_completion"}
 
 
 async def test_logprobs_cover_the_text_and_list_an_end_token_by_its_name(endless: Speaker) -> None:
@@ -556,15 +533,11 @@ async def test_logprobs_cover_the_text_and_list_an_end_token_by_its_name(endless
 
 async def test_streamed_logprobs_are_those_of_the_whole_answer(endless: Speaker) -> None:
     [whole] = (await completion(endless, logprobs=2, echo=True))["choices"]
-    events = await parts(endless, logprobs=2, echo=True)
-    streamed = [event["choices"][0]["logprobs"] for event in events]
+    streamed = [event["choices"][0]["logprobs"] for event in await parts(endless, logprobs=2, echo=True)]
     for key in ("tokens", "token_logprobs", "text_offset"):
-        joined = [value for listed in streamed for value in listed[key]]
-        if key == "token_logprobs":
-            assert joined[0] is None
-            assert joined[1:] == near(whole["logprobs"][key][1:])
-        else:
-            assert joined == whole["logprobs"][key]
+        first, *values = [value for listed in streamed for value in listed[key]]
+        assert first == whole["logprobs"][key][0]
+        assert values == (near if key == "token_logprobs" else list)(whole["logprobs"][key][1:])
 
 
 @pytest.mark.parametrize("given_ids", [False, True])
@@ -592,27 +565,22 @@ async def test_a_greedy_continuation_is_seen_as_greedy(endless: Speaker) -> None
     prompt = endless.encode("Ab")
     text = endless.generate(prompt, method="greedy", max_new_tokens=5).token_ids
     [choice] = (await completion(endless, prompt=[*prompt, *text], echo=True, logprobs=1, max_tokens=1))["choices"]
-    own, best = choice["logprobs"]["token_logprobs"], choice["logprobs"]["top_logprobs"]
-    assert [log_prob == max(top.values()) for log_prob, top in zip(own, best, strict=True) if top][
-        len(prompt) - 1 : -1
-    ] == [True] * len(text)
+    _, own, best = (choice["logprobs"][key][len(prompt) : -1] for key in LISTS)
+    assert own == [max(top.values()) for top in best]
+    assert len(own) == len(text)
 
 
 async def test_an_echo_alone(endless: Speaker) -> None:
-    [one] = (await completion(endless, prompt=[40], echo=True, logprobs=1, max_tokens=0))["choices"]
-    assert one["logprobs"]["token_logprobs"] == [None]
-    for body in ({"max_tokens": 0}, {"max_tokens": 0, "stream": True}):
-        with gated(endless) as gate:
-            gate.open()
-            before = gate.reached
-            if "stream" in body:
-                [event] = await parts(endless, echo=True, logprobs=0, **body)
-                [choice] = event["choices"]
-            else:
-                answer = await completion(endless, echo=True, logprobs=0, **body)
-                [choice] = answer["choices"]
-                assert answer["usage"]["completion_tokens"] == 0
-            assert gate.reached == before  # nothing was decoded
+    body = {"echo": True, "max_tokens": 0, "logprobs": 0}
+    with gated(endless) as gate:
+        gate.open()
+        before = gate.reached
+        answer, [event] = await completion(endless, **body), await parts(endless, **body)
+        assert gate.reached == before  # nothing was decoded
+    assert answer["usage"]["completion_tokens"] == 0
+    for [choice] in (answer["choices"], event["choices"]):
         assert (choice["text"], choice["finish_reason"]) == (TEXT, "length")
         assert len(choice["logprobs"]["tokens"]) == len(endless.encode(TEXT))
         assert "cocoa_risk" not in choice
+    [choice] = (await completion(endless, **{**body, "prompt": [40], "logprobs": 1}))["choices"]
+    assert choice["logprobs"]["token_logprobs"] == [None]

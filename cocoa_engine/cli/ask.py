@@ -22,8 +22,7 @@ from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Request
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.rendering.documents import render
-from cocoa_engine.rendering.documents import svg_document as picture
+from cocoa_engine.rendering.documents import render, svg_document
 from cocoa_engine.rendering.terminal import report, spans_text
 from cocoa_engine.rendering.wording import count
 from cocoa_engine.results import Generation
@@ -162,7 +161,7 @@ def ask(
     else:
         console.print(report([generation], table=table, marks=marks))
     if svg:
-        write(svg, picture([generation], title=request.question, table=table))
+        write(svg, svg_document([generation], title=request.question, table=table))
     if html:
         write(html, render([generation], "html", title=request.question))
     if fail_on_risk is not None:

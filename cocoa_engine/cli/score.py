@@ -151,8 +151,7 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
                 os.replace(draft.name, rest)
             raise
         if _is_parquet(out):
-            import pyarrow
-            from pyarrow import parquet
+            import pyarrow.parquet
 
             draft.seek(0)
             lines = [json.loads(line) for line in draft]
@@ -160,7 +159,7 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
             table = pyarrow.Table.from_pylist([{name: row.get(name) for name in columns} for row in lines])
             draft.seek(0)
             draft.truncate()
-            parquet.write_table(table, draft)
+            pyarrow.parquet.write_table(table, draft)
 
 
 def risk_of_row(generation: Generation) -> dict[str, Any]:

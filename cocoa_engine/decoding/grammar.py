@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ logger = safe_logger(__name__)
 MOST_COMPILED = 128  # grammars that are kept compiled, each in a process; earlier ones are compiled again when used
 MASK_SECONDS = 0.01  # processor time of each answer for each token, on average; it takes less than a tenth of that
 
-_tokenizers: WeakKeyDictionary[Any, dict[Any, Load]] = WeakKeyDictionary()
+_tokenizers: weakref.WeakKeyDictionary[Any, dict[Any, Load]] = weakref.WeakKeyDictionary()
 _compiled: list[weakref.ref[_Grammar]] = []
 _numbers = itertools.count()
 _guard = free_in_child(threading.Lock())

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -138,7 +137,7 @@ def planted_errors(count: int, seed: int = 0) -> list[LabelledText]:
     """Retellings of invented passages, one for each, whose false and unstated values are labelled."""
     random = Random(seed)
     records = []
-    for number, passage in enumerate(islice(passages(seed), count)):
+    for number, passage in enumerate(itertools.islice(passages(seed), count)):
         missing = list(passage.missing)
         text, spans = "", list[LabelledSpan]()
         for fact in random.sample(passage.stated, TOLD):
@@ -216,10 +215,10 @@ def made_questions(documents: Sequence[str] = (), count: int = QUESTIONS, seed: 
         for number, passage in enumerate(passages(seed))
         for fact in (*passage.stated[:2], passage.missing[0])
     )
-    made = list(islice(invented, count - count // 2 if documents else count))
+    made = list(itertools.islice(invented, count - count // 2 if documents else count))
     if not documents:
         return made
-    asked = list(islice(_of_documents(documents, seed), count // 2))
+    asked = list(itertools.islice(_of_documents(documents, seed), count // 2))
     if not asked:
         raise CalibrationError(
             "the documents have no sentence with a name, a date or a number to ask for; leave them out, or give others."

@@ -14,6 +14,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from cocoa_engine import CalibrationError, DataError
 from cocoa_engine.equations import middle_layers
+from cocoa_engine.lab.fit import FitSettings
 from cocoa_engine.lab.indicators import Layers, layer_choices, shrinking_windows
 from cocoa_engine.lab.ranking import Bootstrap, Ranked, caution, interval, paired_test
 from cocoa_engine.lab.thresholds import choose, conformal, for_precision, for_recall, for_specificity, reached
@@ -262,7 +263,7 @@ def test_too_few_prompts_flag_everything_and_bad_targets() -> None:
     assert conformal([0.2], [False], ["a"], 0.4) == 0.0
     for target in (0.0, 1.0, -1.0):
         with pytest.raises(CalibrationError, match="above 0 and below 1"):
-            conformal([0.5], [True], ["a"], target)
+            FitSettings(threshold=("conformal", target))
     with pytest.raises(CalibrationError, match="needs spans"):
         conformal([], [], [], 0.1)
     for rule in ("precision", "recall"):

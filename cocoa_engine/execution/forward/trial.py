@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 
 import torch
@@ -30,7 +29,7 @@ Pairs = Iterator[tuple[Tensor, Tensor]]
 Random = Callable[..., Tensor]
 
 
-@functools.cache
+@cache
 def obstacle() -> str | None:
     """Why this machine cannot use the kernels, or ``None``. The first call compiles and tries them."""
     library = built()
@@ -46,7 +45,7 @@ def obstacle() -> str | None:
     return None
 
 
-@functools.cache
+@cache
 def block_obstacle() -> str | None:
     """Why the kernels cannot read the blocks of GGUF files here, or ``None``. They then unpack them everywhere."""
     with torch.no_grad(), torch.autocast("cpu", enabled=False):

@@ -16,8 +16,9 @@ from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Generation, NonFinit
 from cocoa_engine.decoding.next_tokens import next_tokens, row_statistics
 from cocoa_engine.execution.backends import KINDS
 from tests.helpers.alike import answers, near
-from tests.helpers.backends import WANTED, made
+from tests.helpers.backends import LINEAR_BACKENDS, made
 from tests.helpers.engines import prompt as random_prompt
+from tests.helpers.inside import use_backend
 from tests.helpers.libraries import needs_kernels
 from tests.helpers.rivals import config_of
 from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
@@ -164,7 +165,11 @@ def test_equal_logits_of_given_texts_are_ranked_by_id(linears: Any) -> None:
     assert [*map(ids, alone)] == [*map(ids, together)]
 
 
-RUNTIMES: list[dict[str, Any]] = [{"linears": "native"}, {"linears": "stock"}, {"forward": "modules"}]
+WAYS: list[Any] = [
+    (None, None),
+    ("lean", LINEAR_BACKENDS[0]),
+    *((kind, "stock") for kind in KINDS if kind != "static_lean"),
+]
 
 
 def overflowing(part: str) -> Any:
@@ -176,27 +181,22 @@ def overflowing(part: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES, ids=str)
+@pytest.mark.parametrize(("kind", "linears"), WAYS)
 @pytest.mark.parametrize("part", ["embed_tokens", "down_proj", "v_proj", "gate_proj"])
-def test_an_overflow_is_an_error(part: str, runtime: dict[str, Any]) -> None:
+def test_an_overflow_is_an_error(part: str, kind: str | None, linears: Any) -> None:
     """The states are finite, but their mean square is not: torch's norm makes them 0, and all logits equal."""
-    engine = CocoaEngine(overflowing(part), tiny_tokenizer(), runtime=Runtime(**runtime))
+    model = overflowing(part)
+    engine = CocoaEngine(model, tiny_tokenizer())
+    if kind is not None:
+        use_backend(engine, made(model, kind, linears))
     for message, call in (
         ("token 5 of the sequence", lambda: engine.generate([5, 6, 7, 20, 30], max_new_tokens=4)),
         ("token 2 of the sequence", lambda: next(engine.stream([5, 6]))),
         ("text to score", lambda: engine.score([5, 6], [7, 8])),
-        ("texts to score", lambda: engine.score([5, 6], [[7, 8], [9]])),
+        ("text to score" if kind == "recompute" else "texts to score", lambda: engine.score([5, 6], [[7, 8], [9]])),
     ):
         with pytest.raises(NonFiniteLogitsError, match=message):
             call()
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "static_lean"])
-def test_an_overflow_is_noticed_by_each_backend(kind: str) -> None:
-    backend = made(overflowing("embed_tokens"), kind, "stock").backend
-    (tree,) = backend.open([[5, 6, 7]], 4, WANTED)
-    assert next_tokens(backend.prefill(tree)[None], 3) == [None]
-    assert next_tokens(backend.step([(tree, [(8,), (9,)])])[0].logits, 3) == [None, None]
 
 
 COUNT = 5

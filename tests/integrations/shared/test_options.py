@@ -141,6 +141,7 @@ BAD: list[tuple[list[Any], dict[str, Any], str]] = [
     (OF_LANGCHAIN, {"pipeline": 1, "model_id": "a"}, r"pipeline=1 \(give engine=.*model_id='a' \(give model\)"),
     (OF_LANGCHAIN, {"device": "cuda", "length_penalty": 2}, r"'device'.*'length_penalty'.*known are"),
     (OF_LANGCHAIN, {"logits_processor": 3}, r"logits_processor.*callable"),
+    ([LangChainLLM], {"enable_thinking": False}, "unknown option 'enable_thinking'"),
     ([CocoaLLM], {"contextwindow": 512}, r"unknown option 'contextwindow' \(did you mean 'context_window'"),
     ([CocoaLLM], {"generate_kwargs": {"temprature": 0.5}}, r"'temprature' \(did you mean 'temperature'"),
     ([CocoaLLM], {"context_window": -1}, "context_window"),
@@ -200,7 +201,7 @@ async def test_bad_options_of_a_call(
         model.batch(["Hi"], **options)
 
 
-def test_tools_are_refused_by_a_text_model(quick: CocoaEngine) -> None:
+def test_tools_and_templates_are_refused_by_a_text_model(quick: CocoaEngine) -> None:
     llm = LangChainLLM(engine=quick)
     for options in ({"tools": [{}]}, {"response_format": {"type": "json_object"}}, {"tool_choice": "any"}):
         with pytest.raises(UnsupportedFeatureError, match=next(iter(options))):
@@ -209,6 +210,9 @@ def test_tools_are_refused_by_a_text_model(quick: CocoaEngine) -> None:
         llm.bind_tools([], response_format={"type": "json_object"})
     with pytest.raises(UnsupportedFeatureError, match="constrain"):
         llm.with_structured_output({"title": "Answer", "type": "object"})
+    for model in (llm, CocoaLLM(engine=quick)):  # of the text, which is in no template
+        with pytest.raises(ConfigError, match="unknown option 'enable_thinking'"):
+            completed(model, enable_thinking=False)
 
 
 @each_model

@@ -164,7 +164,7 @@ def test_passages_have_the_order_of_reranked_source_nodes(
     first, _, last = (node.node_id for node in retriever.retrieve(BUILT))
     assert [node.node_id for node in response.source_nodes] == [last, first]
     measured = [  # of each call, by the nodes in its prompt in the order in which they were retrieved
-        [one["passage_attention"] for one in event.report["spans"]] for event in heard.of(CocoaRiskEvent)
+        [span.passage_attention for span in event.report.spans] for event in heard.of(CocoaRiskEvent)
     ]
     if mode is ResponseMode.COMPACT:
         [whole] = measured

@@ -530,10 +530,13 @@ def _low_outcome(name: tuple[str, str, str], args: Sequence[Any]) -> tuple[bool,
 
 
 def _prepared(name: tuple[str, str, str]) -> None:
-    """In the server: import the module of a function, and the optional packages that it uses."""
-    for package in getattr(sys.modules[_function(name).__module__], "USES", ()):
+    """In the server: import the module of a function and the optional packages that it uses, and call its ``warm``."""
+    module = sys.modules[_function(name).__module__]
+    for package in getattr(module, "USES", ()):
         with contextlib.suppress(ImportError):
             import_module(package)
+    with contextlib.suppress(ImportError):
+        getattr(module, "warm", bool)()
 
 
 def _function(name: tuple[str, str, str]) -> Callable[..., Any]:

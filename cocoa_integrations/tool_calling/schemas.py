@@ -19,6 +19,11 @@ USES = ("llguidance", "jsonschema.exceptions", "jsonschema.validators", "jsonsch
 """The optional packages that its functions import in workers."""
 
 
+def warm() -> None:
+    """Do what the first comparison in a process takes longer for: a worker whose first call is slow is used once."""
+    _validator({})
+
+
 def mismatch(text: str, schema: Mapping[str, Any]) -> str | None:
     """Why a JSON text does not fit a schema; ``None`` if it does, or was cut off.
 

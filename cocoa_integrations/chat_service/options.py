@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, field_serializer
 from typing_extensions import Self
 
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError, explain
-from cocoa_engine.integration import LoadOptions, changed_options, loading_arguments
+from cocoa_engine.integration import ACCESS_OPTIONS, LoadOptions, changed_options, loading_arguments
 from cocoa_engine.report import Detail
 from cocoa_integrations._shared.loading import LazyEngine, lazy_engine
 from cocoa_integrations._shared.settings import (
@@ -162,6 +163,14 @@ class ModelOptions(AnswerOptions, DecodeSettings, LoadOptions):
     async def in_worker(self, call: Callable[..., Any], *args: Any) -> Any:
         """Run a function in a worker thread of the engine."""
         return await in_worker(self._engine_or_lazy, call, *args)
+
+    @field_serializer("model_kwargs", "tokenizer_kwargs")
+    def _serialized_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return shown_entries(kwargs)
+
+    @field_serializer("dtype")
+    def _serialized_dtype(self, dtype: Any) -> str:
+        return str(dtype).removeprefix("torch.")
 
     @property
     def service(self) -> LocalChat | RemoteChat:
@@ -340,3 +349,16 @@ def one_model_name(options: dict[str, Any], **more: Any) -> str:
     if names:
         options["model_name"] = next(iter(names.values()))
     return next(iter(names), "model_name")
+
+
+def shown_entries(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that can be written as JSON and are not secret."""
+
+    def is_plain(value: Any) -> bool:
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    return {name: value for name, value in kwargs.items() if name not in ACCESS_OPTIONS and is_plain(value)}

@@ -187,7 +187,7 @@ def test_the_first_tokens_do_not_depend_on_the_limit(
     config = config_of(method, engine.model, tmp_path, **BRANCHING, **settings)
     whole = [engine.generate(prompt, config=config) for prompt in prompts()]
     assert any(len(answer.token_ids) > 8 for answer in whole) or config.stop
-    for most in (1, 4, 13):
+    for most in (1, 4, 13, LONGEST - 1):
         shorter = config.replace(max_new_tokens=most)
         batch = engine.generate_batch(prompts(), config=shorter)
         for prompt, answer, in_batch in zip(prompts(), whole, batch, strict=True):

@@ -162,9 +162,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 ]
 LIMITED = [
     *((architecture, method, {}) for architecture in ("llama", "gemma3_text", "qwen3") for method in METHODS),
-    *(("llama", *settings) for settings in SETTINGS),
-    *(("mamba", *settings) for settings in SETTINGS[2:5]),
-    ("gpt_neo", *SETTINGS[5]),
+    *((architecture, *settings) for architecture in ("llama", "mamba", "gpt_neo") for settings in SETTINGS),
 ]
 
 

@@ -139,6 +139,10 @@ def _differences(there: Mapping[str, Any], now: Mapping[str, Any], prefix: str =
 
 def _read_settings(file: Path) -> dict[str, Any]:
     there = read_json(file)
+    try:
+        dumps(there, allow_nan=False)  # results repeat them, and are JSON
+    except ValueError:
+        there = None
     if not isinstance(there, dict):
         raise DataError(f"{file} does not contain the settings of a run; name another folder")
     return there

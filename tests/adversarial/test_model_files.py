@@ -336,7 +336,7 @@ def test_a_tokenizer_cannot_end_the_process(source: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dynamic", "yarn"])
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn", "default"])
 def test_each_value_of_the_scaling_of_positions(source: Path, kind: str) -> None:
     """The context window is a number or not stated, whatever a config says."""
     save_model(source, num_hidden_layers=3)

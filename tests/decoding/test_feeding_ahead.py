@@ -144,13 +144,14 @@ def test_an_end_inside_of_a_guess(boundary: str, one_by_one: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 5, 9])
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-def test_nothing_is_fed_beyond_the_last_branches(boundary: str, max_new_tokens: int) -> None:
+def test_nothing_is_fed_beyond_the_last_branches(boundary: str, max_new_tokens: int, one_by_one: Any) -> None:
     engine = engine_of(repetitive(), draft_tokens=8)
     seen = [*prompt(2), *engine.generate(prompt(2), max_new_tokens=24).token_ids]
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "span_boundary": boundary, "gamma": 0.15}
+    expected = one_by_one(lambda: engine_of(engine.model, draft_tokens=0).generate(seen, **settings))
     places: list[int] = []
     record(engine, lambda segments, _: places.extend(place for segment in segments for place in segment.positions))
-    engine.generate(seen, **settings)
+    assert_alike(engine.generate(seen, **settings), expected)
     assert max(places) < len(seen) + max_new_tokens - 1 + engine.config.max_span_tokens
     places.clear()
     engine.generate(seen, **{**settings, "method": "greedy"})

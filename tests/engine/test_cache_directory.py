@@ -231,14 +231,14 @@ def test_another_user_loads_below_an_open_folder_of_root(cache: Path, file: Path
     python(f"""
 import os, tempfile
 from pathlib import Path
-from cocoa_engine.model.loading import load_tokenizer
+from cocoa_engine.model.loading import load_pretrained
 folder = Path(tempfile.mkdtemp())
 os.chown(folder, 12345, 12345)
 (folder / "tiny.gguf").write_bytes(Path({str(file)!r}).read_bytes())
-load_tokenizer(str(folder / "tiny.gguf"), {{}})  # the files of libraries may be readable by root alone
+load_pretrained(folder / "tiny.gguf")  # the files of libraries may be readable by root alone
 os.setgid(12345)
 os.setuid(12345)
-assert load_tokenizer(str(folder / "tiny.gguf"), {{}}).encode("hello")
+assert load_pretrained(folder / "tiny.gguf")[1].encode("hello")
 """)
 
 

@@ -161,6 +161,7 @@ def test_the_model_is_left_as_it_was(engine: CocoaEngine) -> None:
         return [hook_count(model), model.training, model.config.to_dict(), model.generation_config.to_dict()]
 
     before = state()
+    list(engine.stream(QUESTION, max_new_tokens=6))
     abandoned = engine.stream(QUESTION, max_new_tokens=6)
     next(abandoned)
     assert hook_count(model) == before[0]

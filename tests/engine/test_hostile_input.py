@@ -532,8 +532,8 @@ def test_labelled_parts_are_limited_and_take_linear_time() -> None:
 @pytest.mark.parametrize(
     ("kind", "field", "layers"),
     [
-        *(("llama", "num_hidden_layers", layers) for layers in (10**9, 1001, "many")),
-        ("gpt2", "n_layer", 10**9),
+        *((kind, "num_hidden_layers", layers) for kind in ("llama", "qwen2") for layers in (10**9, 1001, "many")),
+        *(("gpt2", "n_layer", layers) for layers in (10**9, 1001, "many")),
         *(("deep in a config", field, 10**9) for field in ("num_hidden_layers", "n_layer")),
         ("gguf", "llama.block_count", 10**9),
     ],
@@ -555,7 +555,7 @@ def test_more_layers_than_any_model_has(
     for blocks in (False, True):
         load = partial(load_pretrained, str(tmp_path), keeps_blocks=lambda blocks=blocks: blocks)
         assert f"{field} must be a whole number of at most 1000" in message_of(CocoaError, load)
-    if kind in ("llama", "gpt2"):
+    if kind in ("llama", "qwen2", "gpt2"):
         assert read_context_window(tmp_path) is None
 
 

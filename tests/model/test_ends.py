@@ -87,7 +87,7 @@ def test_ends_are_the_union(model: Any, own: Any, of_call: Any, eos: str | None,
     assert ends == {end for end in expected if end is not None and 0 <= end < SIZE}
 
 
-@pytest.mark.parametrize("own", [0, None, [10**6, EOS]])
+@pytest.mark.parametrize("own", [0, None, [], 10**6, -1, [10**6, EOS]])
 def test_an_answer_ends_at_each_of_them(model: Any, own: Any) -> None:
     """The template's and the tokenizer's, whatever the generation config says."""
     engine = CocoaEngine(model, tokenizer_with(CHATML, "<pad>"))

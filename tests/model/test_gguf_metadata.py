@@ -240,6 +240,7 @@ NEEDED.append("tokenizer.ggml.tokens")
     [
         ({"llama.attention.head_count_kv": [2, 1, 2]}, "llama.attention.head_count_kv = [2, 1, 2]"),
         ({"llama.attention.head_count_kv": [2, 2]}, "llama.attention.head_count_kv = [2, 2]"),  # for 3 layers
+        ({"llama.attention.head_count": 4.0}, "llama.attention.head_count = 4.0"),
         ({"llama.block_count": -3}, "llama.block_count = -3"),
         ({"llama.attention.layer_norm_epsilon": 1e-3}, "llama.attention.layer_norm_epsilon"),
         ({"llama.vocab_size": 300}, "llama.vocab_size = 300"),

@@ -287,7 +287,7 @@ def test_its_config_and_tokenizer(engine: CocoaEngine) -> None:
     generation = engine.model.generation_config
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (1, 2, 2)
     assert (generation.bos_token_id, generation.eos_token_id, generation.pad_token_id) == (1, [0, 2, 4], 2)
-    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|im_start|>", "<|im_end|>")
+    assert [tokenizer.bos_token_id, tokenizer.eos_token, tokenizer.pad_token] == [1, "<|im_end|>", "<|im_end|>"]
     assert len(tokenizer) == 49152
     assert tokenizer.model_max_length == 8192
     assert tokenizer.encode("<|im_start|>user\nhi<|im_end|>") == [1, 4093, 198, 6004, 2]

@@ -196,11 +196,12 @@ def test_how_the_rules_cut(byte_level: Callable[[str], GgufFile], pre: str, expe
     assert [piece for piece, _ in rule.pre_tokenize_str("It's 2024/5 ok")] == expected
 
 
+@pytest.mark.parametrize("pre", [None, "default"])
 def test_a_file_of_the_time_before_the_names(
-    byte_level: Callable[[str], GgufFile], caplog: pytest.LogCaptureFixture
+    byte_level: Callable[[str | None], GgufFile], pre: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The rule was GPT-2's then, and a warning says so."""
-    file, named = byte_level("default"), gguf_tokenizer.load(byte_level("gpt-2"))
+    file, named = byte_level(pre), gguf_tokenizer.load(byte_level("gpt-2"))
     assert "tokenizer.ggml.pre" not in caplog.text
     assert gguf_tokenizer.load(file).encode(CORPUS) == named.encode(CORPUS)
     assert "tokenizer.ggml.pre" in caplog.text

@@ -321,15 +321,17 @@ def assert_same(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_heads_and_embeddings_are_those_of_the_file(tmp_path: Path, layout: str) -> None:
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_heads_and_embeddings_are_those_of_the_file(tmp_path: Path, layout: str, architecture: str) -> None:
     tied, change = LAYOUTS[layout]
-    model = tiny_model("llama", tie_word_embeddings=False)
+    model = tiny_model(architecture, tie_word_embeddings=False)
     model.config.tie_word_embeddings = tied
     assert_same(save(model, tmp_path, change))
 
 
-def test_biases(tmp_path: Path) -> None:
-    model = tiny_model("llama", attention_bias=True, mlp_bias=True)
+@pytest.mark.parametrize("biased", [["attention_bias"], ["mlp_bias"], ["attention_bias", "mlp_bias"]])
+def test_biases(tmp_path: Path, biased: list[str]) -> None:
+    model = tiny_model("llama", **dict.fromkeys(biased, True))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):

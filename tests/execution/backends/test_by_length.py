@@ -129,12 +129,8 @@ def test_answers_cross_the_length_of_training(cache: str, kind: str, architectur
         assert log_prob == pytest.approx(float(expected[token_id]), abs=1e-4)
         ids.append(token_id)
     assert len(ids) == start + TOKENS
-    if (cache, kind, architecture, start) == (
-        "modules",
-        "longrope",
-        "llama",
-        ORIGINAL - 4,
-    ):  # then the keys and values hold again
+    if (cache, kind, architecture) == ("modules", "longrope", "llama") and start < ORIGINAL:
+        # then the keys and values hold again
         (never,) = answers(model, cache, prompt(ORIGINAL + 4), method="greedy")
         assert found.usage.forward_passes <= never.usage.forward_passes + 2
 

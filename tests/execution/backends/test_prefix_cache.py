@@ -60,7 +60,7 @@ def fed(engine: CocoaEngine) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma3_text", "gpt2", "falcon", "opt"])
 def test_same_answers_with_and_without(architecture: str) -> None:
-    """An answer is known to the next turn of a chat."""
+    """An answer is known to the next turn of a chat, but nothing is known of changed weights."""
     engine = engine_of(tiny_model(architecture))
     for number, prompt in enumerate([*PROMPTS, PROMPTS[0], PROMPTS[1][:100]]):
         answer = answer_of(engine, prompt)
@@ -68,6 +68,9 @@ def test_same_answers_with_and_without(architecture: str) -> None:
         assert (answer.usage.cached_tokens, answer.usage.prompt_tokens) == (known, len(prompt))
     longer = [*prompt, *answer.token_ids, *tokens(9, 4)]
     assert answer_of(engine, longer).usage.cached_tokens == len(longer) - 4
+    with torch.no_grad():
+        engine.model.get_input_embeddings().weight.mul_(1.5)
+    assert answer_of(engine, longer).usage.cached_tokens == 0
 
 
 @pytest.mark.parametrize("megabytes", [256, 0])

@@ -156,9 +156,8 @@ FAULTS: dict[str, Callable[[Machine], Any]] = {
     "no folder": lambda machine: machine.cache.write_text("a file where the folder should be"),
     "no home": lambda machine: machine.patch.setenv(CACHE_VARIABLE, "~nobody-of-that-name/cache"),
     "no temporary folder": lambda machine: (machine.temporary / f"cocoa-engine-{os.getuid()}").write_text("here too"),
-    "open temporary folder": lambda machine: machine.temporary.chmod(
-        0o777
-    ),  # others could exchange what is built there
+    # others could exchange what is built there
+    "open temporary folder": lambda machine: machine.temporary.chmod(0o777),
     "noexec cache": lambda machine: forbid_execution(machine, machine.cache),
     "noexec temporary folder": lambda machine: forbid_execution(machine, machine.temporary),
     "no compiler": lambda machine: machine.patch.setattr(shutil, "which", lambda _: None),

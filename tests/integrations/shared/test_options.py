@@ -141,6 +141,7 @@ BAD: list[tuple[list[Any], dict[str, Any], str]] = [
     (OF_LANGCHAIN, {"pipeline": 1, "model_id": "a"}, r"pipeline=1 \(give engine=.*model_id='a' \(give model\)"),
     (OF_LANGCHAIN, {"device": "cuda", "length_penalty": 2}, r"'device'.*'length_penalty'.*known are"),
     (OF_LANGCHAIN, {"logits_processor": 3}, r"logits_processor.*callable"),
+    ([LangChainLLM], {"enable_thinking": False}, "unknown option 'enable_thinking'"),  # a text has no template
     ([CocoaLLM], {"contextwindow": 512}, r"unknown option 'contextwindow' \(did you mean 'context_window'"),
     ([CocoaLLM], {"generate_kwargs": {"temprature": 0.5}}, r"'temprature' \(did you mean 'temperature'"),
     ([CocoaLLM], {"context_window": -1}, "context_window"),

@@ -109,7 +109,8 @@ PROMPTS = {"signal": 24, "calibrate": 12, "calibrate on questions": 12, "alpha":
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(("name", "cached"), [*((name, False) for name in PROMPTS), ("signal", True), ("alpha", True)])
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("name", PROMPTS)
 def test_an_interrupted_command_continues(commands: Commands, tmp_path: Path, name: str, cached: bool) -> None:
     prompts = PROMPTS[name]
     out, cache = tmp_path / "out", tmp_path / "cache"

@@ -299,7 +299,7 @@ def test_check_leaves_out_what_has_one_class(cocoa: Cocoa, parts: Path, tmp_path
     """Every answer has a wrong part, so as wholes they cannot be ranked."""
     fitted(model_name=engine.model_name).save(tmp_path / "risk.json")
     check = ["calibrate", "--data", parts, "--check", str(tmp_path / "risk.json"), "--draws", "20", "--json"]
-    result = cocoa(*check)
+    result = successful(cocoa(*check))
     assert list(json.loads(result.stdout)) == ["span"]
     assert "answers are left out: all are hallucinated" in " ".join(result.stderr.split())
     assert_refused(cocoa(*check, "--level", "answer"), "can be ranked here (answers: all are hallucinated)")

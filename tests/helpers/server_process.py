@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib
 import logging
 import multiprocessing
 import os
@@ -90,6 +91,8 @@ def _write_to(output: Path) -> None:
 def write_arenas(kept: Connection, output: Path, keep: bool, variables: dict[str, str]) -> None:
     """Write the allocator's statistics of each arena while there are six threads beside the main one."""
     _write_to(output)
+    for name in ("ray", "server.command"):  # imports choose nothing
+        importlib.import_module(f"cocoa_integrations.{name}")
     os.environ.update(variables)
     kept.send(keep and keep_one_arena())
     library, together = ctypes.CDLL(None), threading.Barrier(6)

@@ -30,8 +30,8 @@ BODY = {
 CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 ERROR = {"name": "add", "id": "1", "risk": 0.5, "arguments": {}, "error": "cut off"}
 
-STEP = 1 if EXAMPLES else 11
-"""Every which change is tried. The number of other values of each part has no common factor with it."""
+STEP = 1 if EXAMPLES else 9
+"""Every which change is tried. The number of changes of a part, 22, has no common factor with it."""
 
 CHAT = ChatCall(messages=[{"role": "user", "content": "Hi"}], logprobs=True)
 PROMPT = ChatCall(prompt="Hi", logprobs=True)

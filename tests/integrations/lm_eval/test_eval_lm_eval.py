@@ -227,6 +227,9 @@ def test_our_tasks_give_what_our_command_gives(
         ours = evaluate(engine, TASKS[name], samples, [arm], tmp_path / name, config=config)
         for metric, figure in ours["arms"][0]["metrics"].items():
             assert found["results"][f"cocoa_{name}"][f"{metric},none"] == near(figure["mean"])
+    first, score = load_samples(names[0], data_files[names[0]])[0], found["samples"]["cocoa_truthfulqa_mc"][0]
+    expected = engine.score(first.prompt, first.choices[0]).spans[0].score
+    assert score["filtered_resps"][0] == pytest.approx(expected, abs=1e-3)
 
 
 def test_every_task_runs(engine: CocoaEngine, data_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

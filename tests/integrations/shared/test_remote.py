@@ -500,7 +500,7 @@ async def test_sources_that_the_prompt_at_the_server_does_not_have_are_not_cited
                 assert message.response_metadata["cocoa_citations"] == []
         with pytest.raises(openai.BadRequestError, match="is not in the prompt"):
             with_citations(prompt, chat, by="attention").invoke(values)
-    assert caplog.text.count("some sources are not cited") == 4
+    assert caplog.text.count("some sources are not cited, because the prompt does not have") == 4
 
 
 def test_what_needs_the_model_in_this_process(url: str) -> None:

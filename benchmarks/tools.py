@@ -75,7 +75,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     tasks = [json.loads(line) for line in TASKS.read_text(encoding="utf-8").splitlines()]
-    done = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    lines = options.out.read_text(encoding="utf-8").splitlines() if options.out.exists() else []
+    done = [json.loads(line) for line in lines]
     combinations = [
         (format_, method, number) for format_ in FORMATS for method in METHODS for number in range(len(tasks))
     ]

@@ -65,6 +65,8 @@ def family_of(file: GgufFile) -> Family | None:
     metadata = Metadata(file)
     if metadata.architecture == "llama" and metadata.get("attention.sliding_window"):
         return _MISTRAL
+    if metadata.architecture == "mistral3" and metadata.scaling[0] != "yarn":  # a Mistral 3 before Ministral 3
+        return FAMILIES["llama"]
     return FAMILIES.get(metadata.architecture)
 
 
@@ -164,10 +166,11 @@ def _mistral3(metadata: Metadata) -> dict[str, Any]:
         "mscale": scaled or 1.0,
         "mscale_all_dim": scaled,
         "llama_4_scaling_beta": metadata.get("attention.temperature_scale", 0.0),
-        "original_max_position_embeddings": metadata.get("rope.scaling.original_context_length"),
+        "original_max_position_embeddings": metadata.get(
+            "rope.scaling.original_context_length", metadata["context_length"]
+        ),
     }
-    rope = {**_rope(metadata), **(yarn if metadata.scaling[0] == "yarn" else {})}
-    return {**_head_dim(metadata), "rope_parameters": rope}
+    return {**_head_dim(metadata), "rope_parameters": {**_rope(metadata), **yarn}}
 
 
 def _granite(metadata: Metadata) -> dict[str, Any]:

@@ -80,7 +80,7 @@ _BEGINNING = (*_LIKE_LLAMA_3, "tekken")  # older files begin texts without sayin
 _WHOLE_WORDS_FIRST = (*_BEGINNING, "minicpm5")  # their merges apply to words that are no token
 _WITH_SPACES = ("llama", "gemma4")  # models whose tokens are written with "▁", and bytes as <0x0A>
 _SPACE = "▁"
-_SHADOWED = "\U0010ffff"  # stands after the text of a token that another one has too, before its id
+_SHADOWED = "\U0010ffff"  # stands around the id before the text of a token that another one has too
 _PLAIN_PHI3 = ("<unk>", "<s>", "<|endoftext|>")  # the other added tokens of Phi-3 take the spaces after them
 
 _ROLES = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask", "cls", "prefix", "suffix", "middle")
@@ -140,6 +140,9 @@ def load(file: GgufFile, **options: Any) -> PreTrainedTokenizerFast:
     It is kept in the cache directory, by the content of the metadata. Reading it takes a third of the time of making
     it: 3 seconds less for a vocabulary of 262,144 tokens.
     """
+    model, pre = (file.metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    if model == "gpt2" and pre in _UNNAMED:
+        logger.warning("The file does not name its tokenizer's rule (tokenizer.ggml.pre): texts are cut as GPT-2's are")
     rules = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     place = cache_directory() / FOLDER / f"tokenizer-{file.metadata_digest()}-{rules}-{version('tokenizers')}.json"
     with suppress(Exception):  # there is none, or it is damaged: tokenizers raises nothing more exact
@@ -174,7 +177,8 @@ def make(file: GgufFile) -> Tokenizer:
     is_sentencepiece = metadata["tokenizer.ggml.model"] in _WITH_SPACES
     tokenizer = _sentencepiece(tokens, kinds, metadata) if is_sentencepiece else _byte_level(tokens, metadata)
     if any(_SHADOWED in token for token in tokens):
-        tokenizer.decoder = decoders.Sequence([decoders.Replace(Regex(rf"{_SHADOWED}\d+"), ""), tokenizer.decoder])
+        unmarked = decoders.Replace(Regex(rf"{_SHADOWED}\d+{_SHADOWED}"), "")
+        tokenizer.decoder = decoders.Sequence([unmarked, tokenizer.decoder])
     strips = is_sentencepiece and metadata["general.architecture"] == "phi3"
     added: dict[int, list[AddedToken]] = {CONTROL_TOKEN: [], USER_TOKEN: []}
     for token, kind_of_token in zip(tokens, kinds, strict=True):
@@ -200,7 +204,10 @@ def _tokens(file: GgufFile) -> list[str]:
     if file.metadata["tokenizer.ggml.model"] in _WITH_SPACES:  # llama.cpp's converter writes runs of spaces as they are
         tokens = [token if token.strip(" ") else _SPACE * len(token) for token in tokens]
     last = {token: number for number, token in enumerate(tokens)}
-    return [token if last[token] == number else f"{token}{_SHADOWED}{number}" for number, token in enumerate(tokens)]
+    return [
+        token if last[token] == number else f"{_SHADOWED}{number}{_SHADOWED}{token}"
+        for number, token in enumerate(tokens)
+    ]
 
 
 def _special_tokens(file: GgufFile) -> dict[str, str]:
@@ -231,8 +238,6 @@ def _byte_level(tokens: list[str], metadata: Mapping[str, Any]) -> Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     pre: str | None = metadata.get("tokenizer.ggml.pre")
-    if pre in _UNNAMED:
-        logger.warning("The file does not name its tokenizer's rule (tokenizer.ggml.pre): texts are cut as GPT-2's are")
     vocabulary = {token: number for number, token in enumerate(tokens)}
     merges = _pairs(metadata["tokenizer.ggml.merges"])
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in _WHOLE_WORDS_FIRST))
@@ -256,7 +261,7 @@ def _sentencepiece(tokens: list[str], kinds: Sequence[int], metadata: Mapping[st
     tokenizer = Tokenizer(
         models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, fuse_unk=True, unk_token=unknown)
     )
-    has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", metadata["tokenizer.ggml.model"] == "llama")
     prefix, drop = ([normalizers.Prepend(_SPACE)], [decoders.Strip(" ", 1, 0)]) if has_prefix else ([], [])
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *drop]

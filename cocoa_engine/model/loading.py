@@ -207,7 +207,7 @@ def _load(
             if config is None or isinstance(config, str):
                 config = read_config(config or name, source)
         except (ValueError, TypeError, KeyError, AttributeError) as error:  # of transformers, from what the file says
-            if file is None or config is not None:
+            if file is None or config is not None or isinstance(error, CocoaError):
                 raise
             said = f"{error} is missing" if isinstance(error, KeyError) else str(error).strip().partition("\n")[0]
             raise ModelLoadError(

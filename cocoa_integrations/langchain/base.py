@@ -300,8 +300,8 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         batch_size = 8 if self.is_remote else self._engine_or_lazy.runtime.max_batch_size
         batch_size = getattr(self, "batch_size", None) or batch_size
         return [
-            {**config, "max_concurrency": config.get("max_concurrency") or batch_size}
-            for config in get_config_list(config, count)
+            {**own, "max_concurrency": own.get("max_concurrency") or batch_size}
+            for own in get_config_list(config, count)
         ]
 
     def generate(

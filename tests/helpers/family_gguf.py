@@ -89,6 +89,7 @@ _YARN_KEYS = {
 
 FAMILIES: dict[str, tuple[MODEL_ARCH, dict[str, Any], dict[str, Any]]] = {
     "llama": (MODEL_ARCH.LLAMA, {"head_dim": 16}, {}),
+    "llama-mistral3": (MODEL_ARCH.MISTRAL3, {"head_dim": 32}, {}),  # Mistral 3, without the scalings of Ministral 3
     "qwen2": (MODEL_ARCH.QWEN2, {}, {}),
     "qwen3": (MODEL_ARCH.QWEN3, {"head_dim": 16}, {}),
     "mistral": (MODEL_ARCH.LLAMA, {"head_dim": 16, "sliding_window": None}, {}),
@@ -158,7 +159,7 @@ UNPACKED: dict[str, tuple[MODEL_ARCH, dict[str, Any], dict[str, Any]]] = {
 
 _MODEL_TYPES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
 # whose heads are in llama.cpp's rotary layout
-_PAIRS = ("llama", "mistral", "mistral-window", "granite", "granite-plain", "smollm3", "ministral3")
+_PAIRS = ("llama", "llama-mistral3", "mistral", "mistral-window", "granite", "granite-plain", "smollm3", "ministral3")
 _OFFSET = (MODEL_ARCH.GEMMA2, MODEL_ARCH.GEMMA3)  # weights of norms stored with 1 added
 
 

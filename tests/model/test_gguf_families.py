@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.errors import ModelLoadError
+from cocoa_engine.errors import ModelLoadError, UnsupportedModelError
 from cocoa_engine.execution.forward import trial
-from cocoa_engine.model import gguf_model
+from cocoa_engine.model import gguf_model, loading
 from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
 from cocoa_engine.model.experts import SeparateExperts
 from cocoa_engine.model.gguf_reader import GgufFile
@@ -72,6 +73,22 @@ def test_the_model_is_that_of_the_file(tmp_path: Path, family: str, kind: str, t
 def test_transformers_unpacks_other_families(tmp_path: Path, family: str) -> None:
     exact = write_family(tmp_path / "model.gguf", family, "Q8_0")
     torch.testing.assert_close(logits(load_pretrained(str(tmp_path / "model.gguf"))[0]), logits(exact))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (KeyError("width"), ModelLoadError, "has to unpack it, which says: 'width' is missing"),
+        (UnsupportedModelError("1 layer"), UnsupportedModelError, "^1 layer$"),  # an error of our own keeps its class
+    ],
+)
+def test_a_file_whose_config_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], message: str
+) -> None:
+    write_family(tmp_path / "model.gguf", "lfm2", "Q8_0")
+    monkeypatch.setattr(loading, "read_config", Mock(side_effect=error))
+    with pytest.raises(kind, match=message):
+        load_pretrained(str(tmp_path / "model.gguf"))
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from cocoa_engine.decoding import matchers
 from cocoa_engine.model import gguf_tokenizer
 from cocoa_engine.model.gguf_reader import GgufFile
 
@@ -203,22 +204,25 @@ def test_a_file_of_the_time_before_the_names(
     """The rule was GPT-2's then, and a warning says so."""
     file, named = byte_level(pre), gguf_tokenizer.load(byte_level("gpt-2"))
     assert "tokenizer.ggml.pre" not in caplog.text
-    assert gguf_tokenizer.load(file).encode(CORPUS) == named.encode(CORPUS)
-    assert "tokenizer.ggml.pre" in caplog.text
+    for _ in range(2):  # the second one comes from the cache directory
+        caplog.clear()
+        assert gguf_tokenizer.load(file).encode(CORPUS) == named.encode(CORPUS)
+        assert "tokenizer.ggml.pre" in caplog.text
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_of_equal_tokens_the_last_is_read_and_each_is_written(tmp_path: Path, model: str) -> None:
     letters = ALPHABET if model == "gpt2" else [*BYTES, "▁", "a", "b"]
-    tokens = ["<unk>", "<s>", "</s>", "ab", "<s>", *letters, "ab", "ab"]
-    kinds = [2, 3, 3, 1, 3, *[1 if model == "gpt2" or len(letter) == 1 else 6 for letter in letters], 1, 1]
+    tokens = ["<unk>", "<s>", "</s>", "ab", "<s>", *letters, letters[65], "ab", "ab"]
+    kinds = [2, 3, 3, 1, 3, *[6 if token in BYTES else 1 for token in tokens[5:]]]
     more: dict[str, Any] = {"pre": "gpt-2"} if model == "gpt2" else {"add_space_prefix": False}
     file = write(tmp_path / "m.gguf", "llama", tokens, kinds, merges=["a b"], add_bos_token=False, **more)
     tokenizer = gguf_tokenizer.load(file)
     assert tokenizer.encode("ab") == [len(tokens) - 1]
     assert tokenizer.encode("<s>") == [4]
     assert [tokenizer.decode([number]) for number in (3, len(tokens) - 2, len(tokens) - 1)] == ["ab"] * 3
-    assert tokenizer.decode([len(tokens) - 2, 3]) == "abab"
+    assert tokenizer.decode([len(tokens) - 2, 3, 5 + 65]) == f"abab{tokenizer.decode([len(tokens) - 3])}"
+    assert matchers.load_tokenizer(tokenizer.backend_tokenizer.to_str(), [2]).decode_bytes([len(tokens) - 1]) == b"ab"
     assert (tokenizer.bos_token_id, len(tokenizer)) == (1, len(tokens))
 
 

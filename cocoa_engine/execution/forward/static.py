@@ -371,7 +371,7 @@ def _seen(segment: Segment, *, bounded: bool) -> list[tuple[int, Sequence[int]]]
     seen: list[tuple[int, Sequence[int]]] = []
     for slot, position, (slots, _) in zip(range(start, segment.end), segment.positions, segment.chains, strict=True):
         own = [slot, *slots[::-1]]
-        distances = [position - segment.tail_positions[slot - committed] for slot in own] if bounded else []
+        distances = [position - segment.tail_positions[before - committed] for before in own] if bounded else []
         if bounded and distances != list(range(len(own))):
             return None
         seen.append((committed, own))

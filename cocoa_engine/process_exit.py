@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ContextDecorator, contextmanager
 
@@ -93,5 +94,7 @@ def _forget_other_threads() -> None:
         del _depths[thread]
 
 
+# First the hook of finalizers is registered, which then runs after ours: it fails if a thread adds one meanwhile.
+weakref.finalize(_AtWork, bool).atexit = False
 atexit.register(_end_work)
 call_in_child(_forget_other_threads)

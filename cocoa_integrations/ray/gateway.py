@@ -108,7 +108,7 @@ class Drain:
             work.cancel()
 
     def require_open(self) -> None:
-        """Refuse a request with an :class:`ApiError` while the gateway stops."""
+        """Refuse a request with an error of the protocol while the gateway stops."""
         if self._begun:
             raise errors.shutting_down(self.retry_after)
 

@@ -159,7 +159,7 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, receive: Receive) -> AsyncIterator[bytes]:
-        """A whole body within the context; :class:`ApiError` if the client has gone, or sends too slowly."""
+        """A whole body within the context. An error of the protocol if the client has gone, or sends too slowly."""
         parts: list[bytes] = []
         key, size, more, counted, waited = object(), 0, True, 0, 0.0
         try:
@@ -231,7 +231,7 @@ def require_json(headers: Headers) -> None:
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body; :class:`ApiError` if there is none."""
+    """The JSON object in a body. An error of the protocol if there is none."""
     collects = len(body) > LARGE and gc.isenabled()
     if collects:
         gc.disable()  # collections among a million new values would take most of the time; nobody else runs meanwhile

@@ -102,7 +102,8 @@ def _own(engine: CocoaEngine, messages: list[dict[str, Any]], options: dict[str,
 
 
 def compared(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """For each template and kind of conversation: ``"equal"``, ``"refused"`` by both, ``"described"`` or ``"differs"``.
+    """For each template and kind of conversation: ``"equal"``, ``"refused"`` by both, ``"described"``, ``"rendered"``
+    by this package alone, or ``"differs"``.
 
     Tools are described by this package, in plain text, where the template's format of calls is not one of its own.
     """
@@ -114,7 +115,8 @@ def compared(folder: Path) -> Iterator[tuple[str, str, str]]:
             expected = _reference(tokenizer, messages, options)
             text, by_template = _own(engine, messages, options)
             same = "equal" if text is not None else "refused"
-            yield path.stem, kind, "described" if not by_template else same if text == expected else "differs"
+            other = "rendered" if expected is None else "differs"
+            yield path.stem, kind, "described" if not by_template else same if text == expected else other
 
 
 def forged(folder: Path, *, each: bool) -> Iterator[tuple[str, str, str, bool]]:

@@ -1,0 +1,158 @@
+"""The format of calls is derived from what a chat template writes, and reads what it writes."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cocoa_engine import CocoaEngine
+from cocoa_integrations.chat_service.local import GrowingAnswer
+from cocoa_integrations.tool_calling import Plan, ToolRequest
+from cocoa_integrations.tool_calling.derivation import Probe
+from cocoa_integrations.tool_calling.formats import template_format
+from cocoa_integrations.tool_calling.values import value_at
+from tests.helpers import tool_templates
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+TEMPLATES = {**tool_templates.DERIVED, "hermes": tool_templates.HERMES, "llama": tool_templates.LLAMA}
+PROPERTIES: dict[str, Any] = {
+    "text": {"type": "string"},
+    "count": {"type": "integer"},
+    "share": {"type": "number"},
+    "open": {"type": "boolean"},
+    "list": {"type": "array", "items": {}},
+    "inner": {"type": "object"},
+    "maybe": {"type": ["string", "null"]},
+}
+NAMES = ("look_up", "put-away")
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": name, "description": "Do.", "parameters": {"type": "object", "properties": PROPERTIES}},
+    }
+    for name in NAMES
+]
+
+
+@cache
+def engine_of(template: str, special: tuple[str, ...] = ()) -> CocoaEngine:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [*special]})
+    tokenizer.chat_template = TEMPLATES.get(template, template)
+    return CocoaEngine(tiny_model("llama", seed=3, vocab_size=len(tokenizer), max_position_embeddings=4096), tokenizer)
+
+
+def written(engine: CocoaEngine, text: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
+    """An answer as the template writes it, without its end."""
+    style, _ = template_format(engine)
+    assert style is not None
+    made = [{"name": name, "arguments": json.dumps(given) if style.encoded else given} for name, given in calls]
+    listed = [{"type": "function", "id": f"abcdefgh{number}", "function": call} for number, call in enumerate(made)]
+    message = {"role": "assistant", "content": text, "tool_calls": listed}
+
+    def render(messages: Any, begin: bool) -> str:
+        return engine.render_chat(messages, add_generation_prompt=begin, split_special_tokens=False, tools=TOOLS)
+
+    answer = Probe(render).written(message)
+    assert answer is not None
+    answer = answer.removeprefix("</think>")  # the prompt ends inside the reasoning
+    return answer.rpartition("<|end|>")[0] or answer.removesuffix("<|im_end|>\n").rstrip("\n")
+
+
+def parsed(plan: Plan, answer: str) -> list[Any]:
+    reading = plan.read(answer)
+    return [reading.content, *([call.name, call.arguments, call.error] for call in reading.calls)]
+
+
+def streamed(plan: Plan, parts: list[str]) -> list[Any]:
+    """The text and the calls of an answer whose parts came one after the other."""
+    growing: Any = GrowingAnswer(plan, splits=False, entry_of=lambda *_: None)  # type: ignore[arg-type, return-value]
+    pieces, end = [], 0
+    for part in parts:
+        end += len(part)
+        pieces += growing.add(SimpleNamespace(text=part, token_ids=[], start=end - len(part), end=end))
+    held, rest, _ = growing.finish()
+    calls: list[list[Any]] = []
+    for delta in (delta for piece in [*pieces, *held, rest] for delta in piece.calls):
+        if delta.number == len(calls):
+            calls.append([delta.name, "", None])
+        calls[delta.number][1] += delta.written
+        calls[delta.number][2] = delta.error
+    for call in calls:
+        call[1] = json.loads(call[1])
+    return ["".join(piece.content for piece in [*pieces, *held, rest]), *calls]
+
+
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("look_up", {"text": "a é", "count": -3, "share": 2.5, "open": False, "list": [1, "a, b", {"c": None}]}),
+    ("put-away", {}),
+    ("look_up", {"inner": {"k": "v"}, "maybe": "true", "text": "12"}),
+]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_calls_are_read_as_the_template_writes_them(template: str) -> None:
+    engine = engine_of(template)
+    style, described = template_format(engine)
+    assert style is not None
+    assert described
+    plan = Plan(ToolRequest.of(TOOLS), engine)
+    for text, calls in (("", CALLS[:1]), ("Let me see.", CALLS), ("", CALLS[1:])):
+        calls = calls if style.several else calls[:1]
+        answer = written(engine, "" if template in ("channels", "llama") else text, calls)
+        reading = plan.read(answer)
+        assert [(call.name, call.arguments, call.error) for call in reading.calls] == [(*call, None) for call in calls]
+        assert reading.content.strip() == ("" if template in ("channels", "llama") else text)
+        for call in reading.calls:
+            for name, (start, end) in call.values.items():
+                value = (call.arguments or {})[name]
+                assert value in (answer[start:end], value_at(f'"{answer[start:end]}"', 0)[0]) or (
+                    value == value_at(answer[start:end], 0, "<|q|>")[0]
+                )
+        assert streamed(plan, [*answer])[1:] == [[call.name, call.arguments, None] for call in reading.calls]
+
+
+VALUES: Any = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3),
+    max_leaves=6,
+)
+ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "text": st.text(),
+        "count": st.integers(-(2**53), 2**53),
+        "share": st.floats(allow_nan=False, allow_infinity=False),
+        "open": st.booleans(),
+        "list": st.lists(VALUES, max_size=3),
+        "inner": st.dictionaries(st.text("abc", min_size=1), VALUES, max_size=3),
+    },
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from([*TEMPLATES]),
+    st.text(),
+    st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), min_size=1, max_size=3),
+    st.randoms(use_true_random=False),
+)
+def test_any_call_is_read_whole_and_in_parts(template: str, text: str, calls: list[Any], random: Any) -> None:
+    engine = engine_of(template)
+    style, _ = template_format(engine)
+    assert style is not None
+    plan = Plan(ToolRequest.of(TOOLS), engine)
+    answer = written(engine, "" if template in ("channels", "llama") else text, calls if style.several else calls[:1])
+    content, *read = parsed(plan, answer)
+    expected = calls if style.several else calls[:1]
+    assert [[name, given] for name, given, _ in read] == [[name, given] for name, given in expected]
+    cuts = sorted({0, len(answer), *(random.randrange(len(answer) + 1) for _ in range(len(answer) // 3))})
+    assert streamed(plan, [answer[start:end] for start, end in pairwise(cuts)]) == [content, *read]

@@ -189,7 +189,7 @@ class PreparedCall:
             self._constraints = self.plan.processors(self.messages, self.template_kwargs)
         return {
             "logits_processor": [*self.call.logits_processor, *self._constraints],
-            "stopping_criteria": [*self.call.stopping_criteria, *self._limit],
+            "stopping_criteria": [*self.call.stopping_criteria, *self._limit, *map(ends_at, self.plan.call_ends)],
             "cancellation": self.call.cancellation,
         }
 
@@ -456,6 +456,15 @@ class GrowingAnswer:
                 name, call_id = (call.name, self.ids[number]) if begins else (None, None)
                 deltas.append(CallDelta(number, call_id, name, written, call.error))
         return new_content, deltas
+
+
+def ends_at(token_id: int) -> Criterion:
+    """A stopping criterion that is met by a token."""
+
+    def is_there(input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return input_ids[:, -1] == token_id
+
+    return is_there
 
 
 def time_limit(seconds: float) -> Criterion:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -59,6 +59,7 @@ class CallFormat:
         several: whether an answer can have several calls.
         first: the number of the first call, where calls are numbered.
         encoded: whether the chat template takes the arguments as JSON in a string.
+        end: the token that ends the turn after calls, where another one ends that of other answers.
     """
 
     head: str = ""
@@ -70,7 +71,8 @@ class CallFormat:
     parameters: Parameters | None = None
     several: bool = True
     first: int = 0
-    encoded: bool = field(default=False, compare=False)
+    encoded: bool = False
+    end: str = ""
 
     @cached_property
     def members(self) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 CUT_OFF = "the answer ends before the call is complete: max_tokens, max_risk or a stop text cut it off"
 NOT_JSON = "it is not valid JSON"
+NOT_THE_FORMAT = "it is not written as the chat template writes calls"
 NOT_AN_OBJECT = "its arguments are not a JSON object"
 HALF_A_CHARACTER = "its arguments have half of a character (a lone surrogate)"
 
@@ -29,6 +30,7 @@ class Call:
     error: str | None = None  # why it is invalid; in a partial answer, why the request does not allow it
     id: str = ""
     text: str = ""
+    is_bare: bool = False  # JSON without the tags of the format
 
 
 @dataclass(frozen=True)

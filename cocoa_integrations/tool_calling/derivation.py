@@ -88,7 +88,7 @@ class Probe:
     def __init__(self, render: Render) -> None:
         self._render = render
         self.asked, begun = render([QUESTION], False), render([QUESTION], True)
-        self._header = (begun or "")[len(common_prefix([self.asked or "", begun or ""])) :]
+        self.header = (begun or "")[len(common_prefix([self.asked or "", begun or ""])) :]
 
     def written(self, message: Mapping[str, Any]) -> str | None:
         """An answer without its header; ``None`` if the template refuses it."""
@@ -96,7 +96,7 @@ class Probe:
         if self.asked is None or rendered is None:
             return None
         answer = rendered[len(common_prefix([self.asked, rendered])) :]
-        return answer[len(_to_tag(common_prefix([self._header, answer]))) :]
+        return answer[len(_to_tag(common_prefix([self.header, answer]))) :]
 
 
 def derived(render: Render) -> CallFormat | None:
@@ -164,6 +164,11 @@ def _derived(probe: Probe, encoded: bool) -> CallFormat | None:
         return None
     lead, tail = one[: place.name], one[place.end :]
     ending = (probe.written({"role": "assistant", "content": _TEXT}) or "").rpartition(_TEXT)[2]
+    other_end = ""
+    if ending.strip() and not tail.endswith(ending):  # another token ends the turn
+        last_tag = (_TAG.findall(tail) or [""])[-1]
+        if last_tag not in f"{probe.header}{lead}" and not (probe.asked or "").rstrip().endswith(last_tag):
+            tail, other_end = tail[: tail.rindex(last_tag)], last_tag
     tail = tail[: len(tail) - len(_from_tag(common_suffix([tail, ending])))]
     with_text = _place(after_text, _NAMES[0], _ARGUMENTS)
     if with_text is not None and _TEXT in after_text[: with_text.name]:
@@ -178,7 +183,7 @@ def _derived(probe: Probe, encoded: bool) -> CallFormat | None:
     following = None if called is None else _place(two, _NAMES[1], _OTHER, called.end)
     if called is None or following is None:
         before, between, after = (_general(text, 0) for text in (lead, between, tail))
-        return CallFormat("", before, between, after, parameters=parameters, several=False)
+        return CallFormat("", before, between, after, parameters=parameters, several=False, end=other_end)
     gap = two[called.end : following.name]
     if parameters is not None:
         gap = gap.removeprefix(parameters.quote).removeprefix(parameters.after)
@@ -197,6 +202,7 @@ def _derived(probe: Probe, encoded: bool) -> CallFormat | None:
         tail=tail[len(after) :],
         parameters=parameters,
         first=first_number,
+        end=other_end,
     )
 
 

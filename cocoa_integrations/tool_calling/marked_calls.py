@@ -14,7 +14,7 @@ from cocoa_integrations._shared.reasoning import without_partial
 from cocoa_integrations.tool_calling.call_format import PLACEHOLDER, CallFormat, Parameters
 from cocoa_integrations.tool_calling.calls import CUT_OFF, HALF_A_CHARACTER, NOT_AN_OBJECT, NOT_JSON, Call
 from cocoa_integrations.tool_calling.json_text import arguments_of, can_be_sent, members_at, skip_space, strict_json
-from cocoa_integrations.tool_calling.values import IncompleteValueError, typed, value_at
+from cocoa_integrations.tool_calling.values import typed, value_at
 
 _WORD = re.compile(r"[-+.\w]*")
 _TAGS = re.compile(r"<[^<>]*>|[^<\s]+|<")
@@ -34,10 +34,9 @@ class MarkedCalls:
 
     def opening(self, at: int) -> tuple[int, int] | None:
         """Start and end of the text before the next name."""
-        match = self._opening.search(self._text, at)
-        if match is None or (not self._style.opening and match.start() == match.end() != self._start):
-            return None
-        return match.start(), match.end()
+        begins = self._untagged.match(self._text, at) if at == self._start and not self._style.opening else None
+        match = begins or self._opening.search(self._text, at)
+        return None if match is None else (match.start(), match.end())
 
     def section(self, begin: int, at: int, calls: list[Call]) -> int:
         """Add the calls that follow, and return where the text after them begins."""
@@ -90,10 +89,14 @@ class MarkedCalls:
             return re.compile(f"{head}(?:\\s*{before})?|{before}")
         if head or before:
             return re.compile(head or f"{self._channel}{before}")
+        return re.compile(f"{_pattern(style.separator) or '(?!)'}{self._untagged.pattern}")
+
+    @cached_property
+    def _untagged(self) -> re.Pattern[str]:
+        """The beginning of a call in a format without a tag before it."""
         names = "|".join(map(re.escape, self._names)) or "(?!)"
-        begin = f"(?:\\A.{{{self._start}}}\\s*|{_pattern(style.separator) or '(?!)'})"
-        brace = "" if style.parameters else "\\s*\\{"
-        return re.compile(f"{begin}(?=(?:{names})\\s*{_pattern(style.between)}{brace})", re.DOTALL)
+        brace = "" if self._style.parameters else "\\s*\\{"
+        return re.compile(f"\\s*(?=(?:{names})\\s*{_pattern(self._style.between)}{brace})")
 
     @property
     def _channel(self) -> str:
@@ -106,15 +109,8 @@ class MarkedCalls:
         """What stands between a call and the next, or after the last."""
         style = self._style
         separator, before = _pattern(style.separator), _pattern(style.before)
-        more = (
-            f"{separator}\\s*{before}"
-            if separator and not before
-            else f"(?:{separator})?\\s*{before}"
-            if before
-            else ""
-        )
-        more = f"(?P<more>\\s*{more})" if more else "(?P<more>(?!))"
-        return re.compile(f"{more}|\\s*{_some(style.tail) or '(?!)'}")
+        more = f"(?:{separator})?\\s*{before}" if before else separator or "(?!)"
+        return re.compile(f"(?P<more>\\s*{more})|\\s*{_some(style.tail) or '(?!)'}")
 
     @cached_property
     def _named(self) -> re.Pattern[str]:
@@ -259,8 +255,6 @@ class MarkedCalls:
         if own.literal:
             try:
                 value, end = value_at(text, at, own.quote if len(own.quote) > 1 else "")
-            except IncompleteValueError:
-                return None
             except ValueError:
                 return None
             if not self._done and _WORD.match(text, end).end() == len(text):  # type: ignore[union-attr]

@@ -11,6 +11,7 @@ from typing import Any
 from cocoa_engine import CocoaEngine, Generation, GrammarProcessor, json_rule
 from cocoa_engine.confined import one_budget
 from cocoa_engine.errors import IncompleteAnswerError
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.report import CallReport, RiskReport, ValueReport, finite, severity
 from cocoa_integrations._shared.chat_template import (
     ChatTemplateOptions,
@@ -33,9 +34,11 @@ from cocoa_integrations.tool_calling.calls import Call, Reading
 from cocoa_integrations.tool_calling.formats import HERMES, template_format, template_reasoning
 from cocoa_integrations.tool_calling.grammar import after_reasoning, call_grammar
 from cocoa_integrations.tool_calling.json_text import field_offsets, member_path
-from cocoa_integrations.tool_calling.reading import read
+from cocoa_integrations.tool_calling.reading import read, unread_call
 from cocoa_integrations.tool_calling.request import ToolRequest
 from cocoa_integrations.tool_calling.schemas import enforceable, enforceable_each, mismatch
+
+logger = safe_logger(__name__)
 
 ROOT = ("$.", "$[")
 """A key of ``arguments`` that begins so is the path of a value inside an argument; others are names of arguments."""
@@ -69,6 +72,12 @@ class Plan:
     @property
     def style(self) -> CallFormat:
         return self._native[0] or HERMES
+
+    @property
+    def call_ends(self) -> list[int]:
+        """The ids of the tokens that end an answer with calls, besides those that end any answer."""
+        added = getattr(self.engine.tokenizer, "added_tokens_decoder", {}) if self.request.tools else {}
+        return [token_id for token_id, token in added.items() if token.content == self.style.end]
 
     @cached_property
     def _tags(self) -> ReasoningTags:
@@ -148,19 +157,24 @@ class Plan:
                 marked.text, self.style, parameters, refused, several=several, done=done, start=start, meant=meant
             )
             reading = _without_marks(reading, marked, {name for _, name in marks})
-        if not (done and request.enforced):
+            if done and meant and not reading.calls and (unread := unread_call(text, [*parameters], start)):
+                reading.calls.append(unread)
+        if not done:
             return reading
         if request.schema is not None and request.checked and not reading.calls:
             error = mismatch(reading.content, request.schema)
             if error is not None:
                 raise IncompleteAnswerError(f"the answer does not fit its schema: {error}")
         for number, call in enumerate(reading.calls):
-            if call.error is None and call.name in parameters:
+            if call.error is None and call.name in parameters and (request.enforced or call.is_bare):
                 error = mismatch(call.written, parameters[call.name])
-                if error is not None and self._calls_must_fit:
+                if error is not None and self._calls_must_fit and request.enforced:
                     raise IncompleteAnswerError(f"the call of {call.name} does not fit the schema of the tool: {error}")
                 error = error and f"it does not fit the schema of the tool: {error}"
                 reading.calls[number] = replace(call, error=error)
+        for call in reading.calls:
+            if call.error is not None:
+                logger.warning("the answer calls %s, which is invalid: %s", call.name or "a tool", call.error)
         return reading
 
 

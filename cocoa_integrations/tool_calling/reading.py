@@ -10,7 +10,15 @@ from typing import Any
 from cocoa_engine.safe_text import short_repr
 from cocoa_integrations._shared.reasoning import without_partial
 from cocoa_integrations.tool_calling.call_format import ID, NAME, NUMBER, CallFormat
-from cocoa_integrations.tool_calling.calls import CUT_OFF, HALF_A_CHARACTER, NOT_AN_OBJECT, NOT_JSON, Call, Reading
+from cocoa_integrations.tool_calling.calls import (
+    CUT_OFF,
+    HALF_A_CHARACTER,
+    NOT_AN_OBJECT,
+    NOT_JSON,
+    NOT_THE_FORMAT,
+    Call,
+    Reading,
+)
 from cocoa_integrations.tool_calling.json_text import (
     arguments_of,
     can_be_sent,
@@ -23,6 +31,10 @@ from cocoa_integrations.tool_calling.marked_calls import MarkedCalls
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("id", "type")  # it gets an id of ours, and every call is one of a function
 _BETWEEN = " \t\r\n,;[]"  # besides text between two calls
+_LOOKS_LIKE_A_CALL = (
+    r'"(?:tool_)?name"\s*:\s*"NAME"\s*,\s*"(?:arguments|parameters)"'
+    r"|(?:<[a-z:_]*(?:tool_call|function|invoke)\b[^<>\n]{0,20}>?|\[TOOL_CALLS\]\W{0,3})\s*[\"']?NAME\b"
+)
 _MEANT = re.compile(r"^[ \t]*(?:```[a-z_]*\s*)?(?=[\[{])", re.MULTILINE)
 _MEANT_BEGINS = re.compile(r"^[ \t]*(?:`{1,2}|```[a-z_]*\s*)?\Z", re.MULTILINE)
 
@@ -60,8 +72,10 @@ def read(
         candidate = _MEANT.search(text, searched, len(text) if opening is None else opening[0]) if meant else None
         if candidate is not None:
             pieces.append(text[at : candidate.start()])
+            count = len(calls)
             end = answer.part(candidate.end(), "```" if "`" in candidate[0] else style.closing, names)
             searched = max(end, candidate.end() + 1)
+            calls[count:] = [replace(call, is_bare=True) for call in calls[count:]]
             if end > candidate.end():
                 at = end
             else:
@@ -86,6 +100,15 @@ def read(
             error = "only one call was allowed"
         calls[number] = replace(call, error=error)
     return Reading("".join(piece for piece in pieces if piece.strip()), calls)
+
+
+def unread_call(text: str, names: Collection[str], start: int = 0) -> Call | None:
+    """What looks like a call in an answer in which none was read; ``None`` if nothing does."""
+    name = f"(?:{'|'.join(map(re.escape, names))})"
+    match = re.compile(_LOOKS_LIKE_A_CALL.replace("NAME", name)).search(text, start)
+    if match is None:
+        return None
+    return Call(written=text[match.start() :].strip(), offsets=(match.start(), len(text)), error=NOT_THE_FORMAT)
 
 
 def _tag(text: str, tag: str, at: int) -> tuple[int, int] | None:
@@ -147,7 +170,7 @@ class _Answer:
 
 
 def _call(text: str, at: int, style: CallFormat, tag: str, done: bool) -> tuple[str | None, Call, int | None]:
-    """The call that begins with a brace: its name if it is complete, the call, and its end once it is known."""
+    """The call that begins with a brace: its name if it is complete, the call, and its end once it is count."""
     members = members_at(text, at)
     name_keys, argument_keys = (*style.keys(NAME), "name"), (*style.keys({}), *_ARGUMENTS)
     ignored = (*style.keys(ID), *style.keys(NUMBER), *_IGNORED)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from cocoa_integrations.tool_calling.call_format import json_type
+from cocoa_integrations.tool_calling.json_text import DECODER, skip_space
 
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_NONE = "there is no complete value"
+_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _WORD = re.compile(r"[A-Za-z]+")
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _CLOSED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _QUOTE = re.compile(r"(?<!\\)(?:\\\\)*'\s*")
-_DECODER = json.JSONDecoder(strict=False)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _MAX_DEPTH = 200
-
-
-class IncompleteValueError(ValueError):
-    """The text ends inside a value."""
 
 
 def value_at(text: str, at: int, quote: str = "", depth: int = 0) -> tuple[Any, int]:
@@ -29,35 +25,31 @@ def value_at(text: str, at: int, quote: str = "", depth: int = 0) -> tuple[Any, 
 
     A ``ValueError`` says that there is none.
     """
-    if depth > _MAX_DEPTH:
-        raise ValueError("the value is nested too deeply")
-    at = _skip(text, at)
+    at = skip_space(text, at)
     if quote and text.startswith(quote, at):
         end = text.find(quote, at + len(quote))
         if end < 0:
-            raise IncompleteValueError(text[at:])
+            raise ValueError(_NONE)
         return text[at + len(quote) : end], end + len(quote)
-    if at == len(text) or (quote and quote.startswith(text[at:])):
-        raise IncompleteValueError(text[at:])
+    if depth > _MAX_DEPTH or at == len(text) or (quote and quote.startswith(text[at:])):
+        raise ValueError(_NONE)
     if text[at] in "\"'":
         return _string(text, at, ",)" if depth == 0 else ",]}:")
     if text[at] in "[{":
         return _members(text, at, quote, depth)
     if number := _NUMBER.match(text, at):
-        return json.loads(number[0]), number.end()
+        return DECODER.decode(number[0]), number.end()
     word = _WORD.match(text, at)
     if word is None or word[0].lower() not in _WORDS:
-        if word is not None and word.end() == len(text):
-            raise IncompleteValueError(word[0])
-        raise ValueError(f"no value at {at}")
+        raise ValueError(_NONE)
     return _WORDS[word[0].lower()], word.end()
 
 
 def _string(text: str, at: int, closers: str) -> tuple[str, int]:
     if text[at] == '"':
-        value, end = _DECODER.raw_decode(text, at) if _CLOSED.match(text, at) else (None, 0)
+        value, end = DECODER.raw_decode(text, at) if _CLOSED.match(text, at) else (None, 0)
         if not end:
-            raise IncompleteValueError(text[at:])
+            raise ValueError(_NONE)
         return value, end
     for match in _QUOTE.finditer(text, at + 1):  # some templates leave out the escapes of quotes
         if match.end() == len(text):
@@ -65,7 +57,7 @@ def _string(text: str, at: int, closers: str) -> tuple[str, int]:
         if text[match.end()] in closers:
             end = text.index("'", match.start())
             return _ESCAPE.sub(_unescaped, text[at + 1 : end]), end + 1
-    raise IncompleteValueError(text[at:])
+    raise ValueError(_NONE)
 
 
 def _unescaped(match: re.Match[str]) -> str:
@@ -76,7 +68,7 @@ def _unescaped(match: re.Match[str]) -> str:
 def _members(text: str, at: int, quote: str, depth: int) -> tuple[Any, int]:
     """A list, or an object, whose keys need no quotes."""
     listed, values, members = text[at] == "[", list[Any](), dict[str, Any]()
-    at = _skip(text, at + 1)
+    at = skip_space(text, at + 1)
     while not text.startswith("]" if listed else "}", at):
         if not listed:
             key: Any
@@ -85,29 +77,23 @@ def _members(text: str, at: int, quote: str, depth: int) -> tuple[Any, int]:
             else:
                 colon = text.find(":", at)
                 if colon < 0:
-                    raise IncompleteValueError(text[at:])
+                    raise ValueError(_NONE)
                 key, at = text[at:colon].strip(), colon
-            at = _skip(text, at)
+            at = skip_space(text, at)
             if not text.startswith(":", at):
-                raise IncompleteValueError(text[at:]) if at == len(text) else ValueError(f"no colon at {at}")
+                raise ValueError(_NONE)
             at += 1
         value, at = value_at(text, at, quote, depth + 1)
         if listed:
             values.append(value)
         else:
             members[str(key)] = value
-        at = _skip(text, at)
+        at = skip_space(text, at)
         if text.startswith(",", at):
-            at = _skip(text, at + 1)
+            at = skip_space(text, at + 1)
         elif not text.startswith("]" if listed else "}", at):
-            raise IncompleteValueError(text[at:]) if at == len(text) else ValueError(f"no comma at {at}")
+            raise ValueError(_NONE)
     return (values if listed else members), at + 1
-
-
-def _skip(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
 
 
 def typed(raw: str, schema: Any, key: str, *, is_text: bool | None) -> Any:

@@ -121,8 +121,8 @@ DERIVED = {
         "<|message|>{{ message.content }}{% endif %}",
     ).replace("{{ message.content }}{% if message.tool_calls %}", "{% if message.tool_calls %}"),
     "arguments as text": _template(
-        "{% if message.tool_calls %}<|calls|>{% for call in message.tool_calls %}<|call|>{{ call.function.name + '\\n' + "
-        "call.function.arguments }}{% endfor %}{% endif %}"
+        "{% if message.tool_calls %}<|calls|>{% for call in message.tool_calls %}<|call|>"
+        "{{ call.function.name + '\\n' + call.function.arguments }}{% endfor %}{% endif %}"
     ),
 }  # fmt: skip
 """Templates of each way in which calls are written."""

@@ -119,6 +119,95 @@ def test_calls_are_read_as_the_template_writes_them(template: str) -> None:
         assert streamed(plan, [*answer])[1:] == [[call.name, call.arguments, None] for call in reading.calls]
 
 
+MOVE: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "move",
+        "description": "Move.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "up": {"type": "boolean"},
+                "unit": {"enum": ["m", "km"]},
+                "steps": {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
+                "note": {"type": "string", "maxLength": 4},
+            },
+            "required": ["up", "unit"],
+        },
+    },
+}
+TAGS = ("<|calls|>", "<|call|>", "<|arguments|>", "[TOOL_CALLS]", "<tool_call>", "<|q|>", "<|channel|>", "<|message|>")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("special", [(), TAGS])
+@pytest.mark.parametrize("template", tool_templates.DERIVED)
+def test_a_required_call_is_held_to_the_format(template: str, special: tuple[str, ...]) -> None:
+    engine = engine_of(template, special)
+    plan = Plan(ToolRequest.of([MOVE], tool_choice="required"), engine)
+    messages, options = plan.prompt([{"role": "user", "content": "Move up a km."}])
+    plan.inside_reasoning = False
+    answer = engine.chat(
+        messages, template_kwargs=options, max_new_tokens=300, gamma=0.6, logits_processor=plan.processors()
+    )
+    split = plan.split(answer)
+    reading = plan.read(answer.text, start=split.answer_start, marks=split.marks)
+    call = reading.calls[0]
+    assert call.name == "move"
+    assert answer.finish_reason in ("eos", "length")
+    if answer.finish_reason == "eos":
+        assert reading.content.strip() == ""
+        assert call.arguments is not None
+        assert isinstance(call.arguments["up"], bool)
+        assert call.arguments["unit"] in ("m", "km")
+        start, end = call.values["unit"]
+        assert answer.text[start:end] == call.arguments["unit"]
+
+
+@pytest.mark.parametrize("template", ["hermes", "parameters", "keyword arguments", "llama"])
+@pytest.mark.parametrize(
+    ("answer", "content"),
+    [
+        ("Sure.\n```json\nCALL\n```\nDone.", "Sure.\n\nDone."),
+        ("CALL", ""),
+        ("Sure.\nCALL", "Sure.\n"),
+        ("```\n[CALL, CALL]\n```", ""),
+    ],
+)
+def test_a_call_in_a_fence_or_alone_is_one(template: str, answer: str, content: str) -> None:
+    plan = Plan(ToolRequest.of(TOOLS), engine_of(template))
+    text = answer.replace("CALL", '{"name": "look_up", "arguments": {"text": "a {b}"}}')
+    expected = ["look_up", {"text": "a {b}"}, None]
+    read = parsed(plan, text)
+    assert read == [content, *[expected] * answer.count("CALL")]
+    assert streamed(plan, [*text]) == read
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '```json\n{"name": "look_up", "arguments": {"count": "many"}}\n```',
+        '```json\n{"name": "look_up", "arguments": {"text": \n```',
+        'I use {"name": "look_up", "arguments": {"text": "x"}} for this.',
+        "<function=look_up>{}</function>",
+        "<tool_call>look_up(text='x')",
+    ],
+)
+def test_what_looks_like_a_call_is_never_a_silent_answer(answer: str, caplog: pytest.LogCaptureFixture) -> None:
+    (call,) = Plan(ToolRequest.of(TOOLS), engine_of("hermes")).read(answer).calls
+    assert call.error is not None
+    assert call.error in caplog.text
+
+
+@pytest.mark.parametrize(
+    "answer", ['```json\n{"city": "Lyon"}\n```', '{"name": "Lyon"}', "[1, 2]\n{3}", "look_up is a tool."]
+)
+def test_other_json_is_an_answer(answer: str) -> None:
+    plan = Plan(ToolRequest.of(TOOLS), engine_of("hermes"))
+    assert parsed(plan, answer) == [answer]
+    assert streamed(plan, [*answer]) == [answer]
+
+
 VALUES: Any = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3),

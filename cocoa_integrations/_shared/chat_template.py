@@ -139,8 +139,15 @@ def names(engine: CocoaEngine, name: str) -> bool:
 
 def with_reasoning(chat: Sequence[Mapping[str, Any]], engine: CocoaEngine) -> list[dict[str, Any]]:
     """Copies of the messages. ``reasoning_content`` is left out if the chat template does not read it."""
-    keeps = names(engine, "reasoning_content") or names(engine, "thinking")  # transformers gives it both names
-    return [{key: value for key, value in message.items() if keeps or key != "reasoning_content"} for message in chat]
+    named, aliased = names(engine, "reasoning_content"), names(engine, "thinking")  # transformers gives it both names
+
+    def keeps(message: Mapping[str, Any]) -> bool:  # gpt-oss has one channel for the reasoning and the text of a call
+        return named or (aliased and not (message["content"] and message.get("tool_calls")))
+
+    return [
+        {key: value for key, value in message.items() if key != "reasoning_content" or keeps(message)}
+        for message in chat
+    ]
 
 
 def ends_inside_reasoning(

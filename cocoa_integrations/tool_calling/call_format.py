@@ -34,9 +34,16 @@ class Parameters:
     quote: str = ""
 
     @cached_property
-    def kinds(self) -> tuple[str, str]:
+    def edges(self) -> tuple[str, str]:
         """What the texts between a name and a value have in common: their beginning, and their end."""
-        return common_prefix(self.between.values()), common_suffix(self.between.values())
+        texts = set(self.between.values())
+        return (common_prefix(texts), common_suffix(texts)) if len(texts) > 1 else (self.between["string"], "")
+
+    def kind(self, json_type: str) -> str:
+        """What the text between a name and a value has that tells the type of the value."""
+        begin, end = self.edges
+        text = self.between[json_type]
+        return text[len(begin) : len(text) - len(end)]
 
     @property
     def literal(self) -> bool:

@@ -43,7 +43,7 @@ _TEXTS = {"items": {"type": "string"}, "additionalProperties": {"type": "string"
 _PROPERTIES = {
     key: {"type": json_type(value), "description": "It.", **_TEXTS} for key, value in (_ARGUMENTS | _OTHER).items()
 }
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
         "function": {
@@ -111,7 +111,7 @@ def derived(render: Render) -> CallFormat | None:
 
 def reasoning_tags(render: Render) -> ReasoningTags | None:
     """What a template writes around the reasoning of its last answer; ``None`` if it leaves the reasoning out."""
-    thought = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
+    thought: dict[str, Any] = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
     asked, begun = render([QUESTION], False) or "", render([QUESTION], True) or ""
     call = answer_of([(TOOL_NAME, _ARGUMENTS)], **thought)
     answer, called = (

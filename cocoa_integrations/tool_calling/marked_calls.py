@@ -217,7 +217,7 @@ class MarkedCalls:
                 break
             place = None if key is None else self._value(key, own, name)
             if key is None or place is None:
-                error = self._unfinished(at, own)
+                error = CUT_OFF if self._after.search(text, at) is None else _NOT_AS_WRITTEN
                 break
             value, first, last, at = place
             if key["key"] in arguments:
@@ -233,21 +233,14 @@ class MarkedCalls:
             return call, self._past(stop) if self._done else None
         return Call(name, written, arguments, (begin, at), values), end
 
-    def _unfinished(self, at: int, own: Parameters) -> str:
-        is_cut = self._after.search(self._text, at) is None
-        return CUT_OFF if is_cut else _NOT_AS_WRITTEN
-
     @cached_property
     def _key(self) -> re.Pattern[str]:
+        assert self._style.parameters is not None
         own = self._style.parameters
-        assert own is not None
-        begin, end = own.kinds
-        between = own.between["string"]
-        kind = between[len(begin) : len(between) - len(end)] if len(set(own.between.values())) > 1 else ""
-        middle = '(?P<kind>[^<>"]*?)' if kind else ""
         name = "[^\\s<>\"'(){}\\[\\]=:,]+" if own.literal else "[^\\n<>\"']+?"
-        edges = (_pattern(begin), _pattern(end)) if kind else (_pattern(between), "")
-        return re.compile(f"{_pattern(own.before)}\\s*(?P<key>{name})\\s*{edges[0]}{middle}{edges[1]}")
+        kind = '(?P<kind>[^<>"]*?)' if own.kind("string") else ""
+        begin, end = map(_pattern, own.edges)
+        return re.compile(f"{_pattern(own.before)}\\s*(?P<key>{name})\\s*{begin}{kind}{end}")
 
     def _value(self, key: re.Match[str], own: Parameters, name: str) -> tuple[Any, int, int, int] | None:
         """The value after a key, its start and end, and the end of the text after it."""
@@ -265,11 +258,11 @@ class MarkedCalls:
             after = own.after.strip()
             past = skip_space(text, end) + len(after) if text.startswith(after, skip_space(text, end)) else end
             return value, first + inside, end - inside, past
-        end_of = self._end_of_value(at)
+        end_of = self._end_of_value(at, own)
         if end_of is None:
             return None
         kind = key.groupdict().get("kind")
-        is_text = None if kind is None else kind == self._kind
+        is_text = None if kind is None else kind == own.kind("string")
         indent = re.search(r"\s*\Z", own.between["string"])
         lead = indent[0] if indent is not None else ""
         first = at + len(lead) if text.startswith(lead, at) else at
@@ -283,18 +276,8 @@ class MarkedCalls:
         schema = self._schemas.get(name)
         return typed(raw, schema, key["key"], is_text=is_text), first, max(first, last), end_of.end()
 
-    @property
-    def _kind(self) -> str:
-        own = self._style.parameters
-        assert own is not None
-        begin, end = own.kinds
-        between = own.between["string"]
-        return between[len(begin) : len(between) - len(end)]
-
-    def _end_of_value(self, at: int) -> re.Match[str] | None:
+    def _end_of_value(self, at: int, own: Parameters) -> re.Match[str] | None:
         """The text after a value: the first that another argument or the end of the call follows, else the first."""
-        own = self._style.parameters
-        assert own is not None
         after = re.compile(_pattern(own.after))
         first = after.search(self._text, at)
         match = first
@@ -304,15 +287,13 @@ class MarkedCalls:
         while match is not None:
             if following.match(self._text, match.end()):
                 return match
-            if not self._done and self._may_go_on(match.end()):
+            if not self._done and self._may_go_on(match.end(), own):
                 return None
             match = after.search(self._text, match.end())
         return first if self._done else None
 
-    def _may_go_on(self, at: int) -> bool:
+    def _may_go_on(self, at: int, own: Parameters) -> bool:
         """Whether the text ends before it is known what follows."""
-        own = self._style.parameters
-        assert own is not None
         rest = self._text[at:].lstrip()
         edges = (own.separator + own.before, own.before, self._style.after, self._style.tail)
         return any(edge.strip().startswith(rest) for edge in edges) or not rest

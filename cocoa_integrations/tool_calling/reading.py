@@ -35,8 +35,8 @@ _LOOKS_LIKE_A_CALL = (
     r'"(?:tool_)?name"\s*:\s*"NAME"\s*,\s*"(?:arguments|parameters)"'
     r"|(?:<[a-z:_]*(?:tool_call|function|invoke)\b[^<>\n]{0,20}>?|\[TOOL_CALLS\]\W{0,3})\s*[\"']?NAME\b"
 )
-_MEANT = re.compile(r"^[ \t]*(?:```[a-z_]*\s*)?(?=[\[{])", re.MULTILINE)
-_MEANT_BEGINS = re.compile(r"^[ \t]*(?:`{1,2}|```[a-z_]*\s*)?\Z", re.MULTILINE)
+_MEANT = re.compile(r'^[ \t]*(?:```[a-z_]*\s*)?(?=\[?\s*\{\s*"(?:name|arguments|parameters)")', re.MULTILINE)
+_MEANT_BEGINS = re.compile(r'^[ \t]*(?:`{1,2}|(?:```[a-z_]*\s*)?(?:\[\s*)?(?:\{\s*(?:"[a-z]{0,10})?)?)\Z', re.MULTILINE)
 
 
 def read(
@@ -89,7 +89,7 @@ def read(
     if not calls and done:
         return Reading(text[start:], [])
     rest = text[at:] if done else marked.certain(at) if marked else without_partial(text[at:], style.opening)
-    if not done and meant and (begun := _MEANT_BEGINS.search(text, at)) and (begun.start() > at or at == start):
+    if not done and meant and (begun := _MEANT_BEGINS.search(text, at)):
         rest = rest[: begun.start() - at]
     pieces.append(rest)
     for number, call in enumerate(calls):

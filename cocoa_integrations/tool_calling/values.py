@@ -47,10 +47,10 @@ def value_at(text: str, at: int, quote: str = "", depth: int = 0) -> tuple[Any, 
 
 def _string(text: str, at: int, closers: str) -> tuple[str, int]:
     if text[at] == '"':
-        value, end = DECODER.raw_decode(text, at) if _CLOSED.match(text, at) else (None, 0)
-        if not end:
+        if _CLOSED.match(text, at) is None:
             raise ValueError(_NONE)
-        return value, end
+        value, end = DECODER.raw_decode(text, at)
+        return str(value), end
     for match in _QUOTE.finditer(text, at + 1):  # some templates leave out the escapes of quotes
         if match.end() == len(text):
             break

@@ -66,6 +66,9 @@ def conversations(text: str = "", *, of_assistant: str = "") -> dict[str, Conver
     result = {"role": "tool", "name": "look_up", "tool_call_id": "abcdefghi", "content": f"It is blue.{text}"}
     answer = {"role": "assistant", "content": f"Blue.{of_assistant}"}
     again = {"role": "user", "content": f"Sure?{text}"}
+    second = [*calls, {**calls[0], "id": "jklmnopqr"}]
+    two = {**call, "content": f"I look.{of_assistant}", "tool_calls": second}
+    thought = {"reasoning_content": f"I think.{text}"}
     described: dict[str, Any] = copy.deepcopy(_FUNCTION)
     described["description"] += text
     described["parameters"]["properties"]["key"]["description"] += text
@@ -78,6 +81,8 @@ def conversations(text: str = "", *, of_assistant: str = "") -> dict[str, Conver
         "tools": ([system, question], tools),
         "results": ([question, call, result], tools),
         "history of tools": ([question, call, result, answer, again], tools),
+        "two calls": ([question, two, result, {**result, "tool_call_id": "jklmnopqr"}, answer, again], tools),
+        "reasoning and a call": ([system, question, call | thought, result], tools),
     }
 
 

@@ -127,7 +127,7 @@ class CallFormat:
     @property
     def tagged(self) -> bool:
         """Whether tags separate calls from other text. Otherwise an answer is either a call or text."""
-        return bool(self.opening) and not (self.listed and not self.closing)
+        return bool(re.search(r"\w", self.opening)) and not (self.listed and not self.closing)
 
     def texts(self) -> tuple[str, ...]:
         """All texts of the format."""

@@ -112,8 +112,8 @@ def derived(render: Render) -> CallFormat | None:
 def reasoning_tags(render: Render) -> ReasoningTags | None:
     """What a template writes around the reasoning of its last answer; ``None`` if it leaves the reasoning out."""
     thought: dict[str, Any] = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
-    asked, begun = render([QUESTION], False) or "", render([QUESTION], True) or ""
-    call = answer_of([(TOOL_NAME, _ARGUMENTS)], **thought)
+    probe = Probe(render)
+    asked, call = probe.asked or "", answer_of([(TOOL_NAME, _ARGUMENTS)], **thought)
     answer, called = (
         (render([QUESTION, message], False) or "")[len(asked) :]
         for message in ({"role": "assistant", "content": _TEXT, **thought}, call)
@@ -127,12 +127,14 @@ def reasoning_tags(render: Render) -> ReasoningTags | None:
         between = until = closing[0]
     else:
         between = after.partition(_TEXT)[0]
-        until = called.partition(_THOUGHT)[2] or between
+        plain = (probe.written({"role": "assistant", "content": _TEXT}) or "").partition(_TEXT)[0]
+        without_head = between[: len(between) - len(_from_tag(common_suffix([between, plain])))]
+        until = called.partition(_THOUGHT)[2] or without_head or between
     shared = _to_tag(common_prefix([between, until]))
     if (between[len(shared) :][:1] + until[len(shared) :][:1]).isalnum():  # not in the midst of a word
         shared = shared.rpartition(" ")[0]
     closing_tag = shared.strip() or between.strip()
-    opening = before[len(_to_tag(common_prefix([before, begun[len(asked) :]]))) :].strip()
+    opening = before[len(_to_tag(common_prefix([before, probe.header]))) :].strip()
     if not opening:  # the prompt ends inside the reasoning
         opening = before[max((match.start() for match in _TAG.finditer(before)), default=len(before)) :].strip()
     head = between.strip()[len(closing_tag) :].lstrip()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _ANY = r"TEXT: /(.|\n)*/"
 _WITHOUT_CALL = r"TEXT: /[^\s{\[](.|\n)*/"
-_TERMS = {ID: "/[A-Za-z0-9]{9}/", NUMBER: "/[0-9]+/"}
+_TERMS = {ID: "/[A-Za-z0-9]{9}/", NUMBER: "/[0-9]{1,3}/"}
 
 
 def call_grammar(

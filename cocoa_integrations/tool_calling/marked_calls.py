@@ -34,7 +34,8 @@ class MarkedCalls:
 
     def opening(self, at: int) -> tuple[int, int] | None:
         """Start and end of the text before the next name."""
-        begins = self._untagged.match(self._text, at) if at == self._start and not self._style.opening else None
+        is_first = at == self._start and not self._style.opening
+        begins = self._untagged.match(self._text, at) if is_first else None
         match = begins or self._opening.search(self._text, at)
         return None if match is None else (match.start(), match.end())
 
@@ -58,10 +59,11 @@ class MarkedCalls:
         rest = self._text[at:]
         for begun in self._unnamed:
             rest = rest[: max(rest.find(begun, max(0, len(rest) - _LONGEST)), -1) % (len(rest) + 1)]
-        if not self._style.opening:
-            separator = self._style.separator.strip()
-            last = rest.rfind(separator) if separator else -1
-            begin = last + len(separator) if last >= 0 else 0 if at == self._start else len(rest)
+        if not self._style.tagged:
+            leads = [lead for lead in (self._style.opening, self._style.separator.strip()) if lead]
+            last, lead = max(((rest.rfind(lead), lead) for lead in leads), default=(-1, ""))
+            is_first = at == self._start and not self._style.opening
+            begin = last + len(lead) if last >= 0 else 0 if is_first else len(rest)
             if any(f"{name}{self._style.between}{{".startswith(rest[begin:].lstrip()) for name in self._names):
                 rest = rest[: max(last, 0)]
         while (shorter := min((without_partial(rest.rstrip(), f"{tag}\0") for tag in self._edges), key=len)) != rest:
@@ -70,26 +72,27 @@ class MarkedCalls:
 
     @cached_property
     def _unnamed(self) -> list[str]:
-        """What begins a text with a placeholder before the name of a call."""
+        """What begins a text of any length before the name of a call."""
         texts = (PLACEHOLDER.split(text.strip()) for text in (self._style.head, self._style.before))
-        return [begin for begin, *others in texts if begin and others]
+        return [*(begin for begin, *others in texts if begin and others), *self._headers[:1]]
 
     @cached_property
     def _edges(self) -> list[str]:
         style = self._style
         texts = (style.head, style.before, style.after, style.tail, style.separator)
         tags = (tag for text in texts for tag in (text.strip(), *_TAGS.findall(text)))
-        return ["", *(piece for tag in tags for piece in PLACEHOLDER.split(tag) if piece)]
+        return ["", *self._headers[:1], *(piece for tag in tags for piece in PLACEHOLDER.split(tag) if piece)]
 
     @cached_property
     def _opening(self) -> re.Pattern[str]:
         style = self._style
         before, head = _pattern(style.before), _pattern(style.head)
+        if not style.tagged:
+            return re.compile(f"(?:{head or before or _pattern(style.separator) or '(?!)'}){self._untagged.pattern}")
         if head and before:
             return re.compile(f"{head}(?:\\s*{before})?|{before}")
-        if head or before:
-            return re.compile(head or f"{self._channel}{before}")
-        return re.compile(f"{_pattern(style.separator) or '(?!)'}{self._untagged.pattern}")
+        channel = f"(?:{re.escape(self._headers[0])}\\w*\\s*)?" if self._headers else ""
+        return re.compile(head or f"{channel}{before}")
 
     @cached_property
     def _untagged(self) -> re.Pattern[str]:
@@ -98,11 +101,11 @@ class MarkedCalls:
         brace = "" if self._style.parameters else "\\s*\\{"
         return re.compile(f"\\s*(?=(?:{names})\\s*{_pattern(self._style.between)}{brace})")
 
-    @property
-    def _channel(self) -> str:
-        """What may stand before a call instead of after its name, where a message has a header of several tags."""
+    @cached_property
+    def _headers(self) -> list[str]:
+        """The tags of a message's header, which stand after a name or, for some answers, before it."""
         tags = [tag for tag in _TAGS.findall(self._style.between) if tag.startswith("<")]
-        return f"(?:{re.escape(tags[0])}\\w*\\s*)?" if len(tags) > 1 else ""
+        return tags if len(tags) > 1 else []
 
     @cached_property
     def _next(self) -> re.Pattern[str]:

@@ -109,6 +109,11 @@ DERIVED = {
         "{% if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}, {% endif %}{% endfor %}]<|/calls|>"
         "{% endif %}"
     ),
+    "python list": _template(
+        "{% if message.tool_calls %}[{% for call in message.tool_calls %}{{ call.function.name }}("
+        "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value | tojson }}"
+        "{% if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}, {% endif %}{% endfor %}]{% endif %}"
+    ),
     "own quotes": _template(
         f"{_EACH}<|call>call:{{{{ call.name }}}}{{{{ '{{' }}}}{_ITEMS}{{{{ key }}}}:{{% if value is string %}}"
         "<|q|>{{ value }}<|q|>{% else %}{{ value | tojson }}{% endif %}{% if not loop.last %},{% endif %}"

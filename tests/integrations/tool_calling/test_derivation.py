@@ -71,13 +71,14 @@ def parsed(plan: Plan, answer: str) -> list[Any]:
     return [reading.content, *([call.name, call.arguments, call.error] for call in reading.calls)]
 
 
-def streamed(plan: Plan, parts: list[str]) -> list[Any]:
+def streamed(plan: Plan, parts: list[str], ids: list[list[int]] | None = None, *, splits: bool = False) -> list[Any]:
     """The text and the calls of an answer whose parts came one after the other."""
-    growing: Any = GrowingAnswer(plan, splits=False, entry_of=lambda *_: None)  # type: ignore[arg-type, return-value]
+    growing: Any = GrowingAnswer(plan, splits=splits, entry_of=lambda *_: None)  # type: ignore[arg-type, return-value]
     pieces, end = [], 0
-    for part in parts:
-        end += len(part)
-        pieces += growing.add(SimpleNamespace(text=part, token_ids=[], start=end - len(part), end=end))
+    for number, part in enumerate(parts):
+        start, end = end, end + len(part)
+        token_ids = [] if ids is None else ids[number]
+        pieces += growing.add(SimpleNamespace(text=part, token_ids=token_ids, start=start, end=end))
     held, rest, _ = growing.finish()
     calls: list[list[Any]] = []
     for delta in (delta for piece in [*pieces, *held, rest] for delta in piece.calls):
@@ -164,6 +165,42 @@ def test_a_required_call_is_held_to_the_format(template: str, special: tuple[str
         assert answer.text[start:end] == call.arguments["unit"]
 
 
+@pytest.mark.parametrize("template", tool_templates.DERIVED)
+def test_tags_may_be_special_tokens_which_decoding_removes(template: str) -> None:
+    engine = engine_of(template, TAGS)
+    style, _ = template_format(engine)
+    assert style is not None
+    calls = CALLS if style.several else CALLS[:1]
+    text = "" if template == "channels" else "Let me see."
+    answer, track, parts = written(engine, text, calls), engine.detokenizer(), list[str]()
+    ids = engine.tokenizer.encode(answer, add_special_tokens=False)
+    for token_id in ids:
+        start = len(track.text)
+        track.push(token_id)
+        parts.append(track.text[start:])
+    assert ("".join(parts) == answer) == (not any(tag in answer for tag in TAGS))
+    plan = Plan(ToolRequest.of(TOOLS), engine)
+    content, *read = streamed(plan, parts, [[token_id] for token_id in ids], splits=True)
+    assert content.strip() == text
+    assert read == [[*call, None] for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (
+            "<|channel|>analysis<|message|>I think.<|end|><|assistant|><|channel|>commentary to=functions.look_up "
+            '<|constrain|>json<|message|>{"text": "x"}',
+            ["", ["look_up", {"text": "x"}, None]],
+        ),
+        ("<|channel|>analysis<|message|>I think.<|end|><|assistant|><|channel|>final<|message|>Hi.", ["Hi."]),
+        ("<|channel|>final<|message|>Hi.", ["Hi."]),
+    ],
+)
+def test_channels(answer: str, expected: list[Any]) -> None:
+    assert streamed(Plan(ToolRequest.of(TOOLS), engine_of("channels")), [*answer], splits=True) == expected
+
+
 @pytest.mark.parametrize("template", ["hermes", "parameters", "keyword arguments", "llama"])
 @pytest.mark.parametrize(
     ("answer", "content"),
@@ -202,8 +239,9 @@ def test_what_looks_like_a_call_is_never_a_silent_answer(answer: str, caplog: py
 @pytest.mark.parametrize(
     "answer", ['```json\n{"city": "Lyon"}\n```', '{"name": "Lyon"}', "[1, 2]\n{3}", "look_up is a tool."]
 )
-def test_other_json_is_an_answer(answer: str) -> None:
-    plan = Plan(ToolRequest.of(TOOLS), engine_of("hermes"))
+@pytest.mark.parametrize("template", ["hermes", "python list", "arguments as text"])
+def test_other_json_is_an_answer(template: str, answer: str) -> None:
+    plan = Plan(ToolRequest.of(TOOLS), engine_of(template))
     assert parsed(plan, answer) == [answer]
     assert streamed(plan, [*answer]) == [answer]
 

@@ -182,7 +182,7 @@ def ends_inside_reasoning(
     pairs = enumerate(zip(prompt, before, strict=False))
     shared = len(before) if prompt.startswith(before) else next((at for at, (one, other) in pairs if one != other), 0)
     begun = prompt[shared:]
-    return begun.rfind(opening) > begun.rfind(closing)
+    return opening in begun.rpartition(closing)[2]
 
 
 def text_ends_inside_reasoning(prompt: str) -> bool:

@@ -115,7 +115,7 @@ def reasoning_tags(render: Render) -> ReasoningTags | None:
     probe = Probe(render)
     asked, call = probe.asked or "", answer_of([(TOOL_NAME, _ARGUMENTS)], **thought)
     answer, called = (
-        (render([QUESTION, message], False) or "")[len(asked) :]
+        render([QUESTION, message], False) or ""
         for message in ({"role": "assistant", "content": _TEXT, **thought}, call)
     )
     before, found, after = answer.partition(_THOUGHT)
@@ -134,7 +134,8 @@ def reasoning_tags(render: Render) -> ReasoningTags | None:
     if (between[len(shared) :][:1] + until[len(shared) :][:1]).isalnum():  # not in the midst of a word
         shared = shared.rpartition(" ")[0]
     closing_tag = shared.strip() or between.strip()
-    opening = before[len(_to_tag(common_prefix([before, probe.header]))) :].strip()
+    begun = before[len(common_prefix([asked, before])) :]
+    opening = begun[len(_to_tag(common_prefix([begun, probe.header]))) :].strip()
     if not opening:  # the prompt ends inside the reasoning
         opening = before[max((match.start() for match in _TAG.finditer(before)), default=len(before)) :].strip()
     head = between.strip()[len(closing_tag) :].lstrip()

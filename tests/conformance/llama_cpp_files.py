@@ -95,20 +95,22 @@ def _reference(
         return None
 
 
-def _own(engine: CocoaEngine, messages: list[dict[str, Any]], options: dict[str, Any]) -> tuple[str | None, bool]:
-    """Our prompt, and whether the template itself describes the tools."""
+def _own(engine: CocoaEngine, messages: list[dict[str, Any]], options: dict[str, Any]) -> tuple[str | None, bool, bool]:
+    """Our prompt, whether the template itself describes the tools, and whether messages with two calls were divided."""
     plan = Plan(ToolRequest.of(options.get("tools")), engine)
     try:
         chat, template_kwargs = plan.prompt(messages)
         text = engine.render_chat(chat, **template_kwargs)
     except ChatTemplateError:
-        return None, True
-    return text, "tools" in template_kwargs or not options
+        return None, True, False
+    return text, "tools" in template_kwargs or not options, len(chat) > len(messages)
 
 
 def compared(folder: Path) -> Iterator[tuple[str, str, str]]:
     """For each template and kind of conversation: ``"equal"``, ``"refused"`` by both, ``"described"``, ``"rendered"``
-    by this package alone, or ``"differs"``.
+    by this package alone, ``"divided"`` or ``"differs"``.
+
+    A message with two calls is divided where the template writes one.
 
     Tools are described by this package, in plain text, where the template's format of calls is not one of its own.
     """
@@ -118,9 +120,9 @@ def compared(folder: Path) -> Iterator[tuple[str, str, str]]:
         engine = CocoaEngine(model, tokenizer, calibrator=None)
         for kind, (messages, options) in conversations().items():
             expected = _reference(tokenizer, messages, options)
-            text, by_template = _own(engine, messages, options)
+            text, by_template, divided = _own(engine, messages, options)
             same = "equal" if text is not None else "refused"
-            other = "rendered" if expected is None else "differs"
+            other = "divided" if divided else "rendered" if expected is None else "differs"
             yield path.stem, kind, "described" if not by_template else same if text == expected else other
 
 

@@ -99,7 +99,7 @@ def _problem(
     plan.prompt([{"role": "user", "content": "Look."}])
     tags = template_reasoning(engine)
     plan.inside_reasoning = plan.inside_reasoning and tags.closing in answer
-    if tags.closing in answer and not plan.inside_reasoning and tags.opening not in answer:
+    if thought and thought in answer and not plan.inside_reasoning and tags.opening not in answer:
         answer = f"{tags.opening}{answer}"  # the prompt has it, with an empty thought
     growing: Any = GrowingAnswer(plan, entry_of=lambda *_: None)  # type: ignore[arg-type, return-value]
     pieces, track = [], engine.detokenizer()

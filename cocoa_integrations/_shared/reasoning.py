@@ -243,10 +243,10 @@ class ReasoningSplitter:
 
     def _close(self, begin: int) -> None:
         closing = self._tags.closing
-        found = self._marked.text.find(closing, max(begin, self._searched))
+        start = self._marked.text.find(closing, max(begin, self._searched))
         self._searched = len(self._marked.text) - len(closing) + 1
-        if found >= 0:
-            self._closing = (found, found + len(closing))
+        if start >= 0:
+            self._closing = (start, start + len(closing))
 
 
 def without_partial(text: str, tag: str) -> str:

@@ -137,14 +137,14 @@ class CallFormat:
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The text of one call."""
-        given = json.dumps(dict(arguments), ensure_ascii=False)
+        written = json.dumps(dict(arguments), ensure_ascii=False)
         if self.parameters is not None:
             own = self.parameters
-            given = own.separator.join(
+            written = own.separator.join(
                 f"{own.before}{key}{own.between[json_type(value)]}{_value(value, own)}{own.after}"
                 for key, value in arguments.items()
             )
-        return self.filled(f"{self.head}{self.before}{NAME}{self.between}{given}{self.after}{self.tail}", name)
+        return self.filled(f"{self.head}{self.before}{NAME}{self.between}{written}{self.after}{self.tail}", name)
 
     def filled(self, text: str, name: str) -> str:
         """A text of the format for the first call."""

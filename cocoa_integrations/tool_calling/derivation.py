@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from cocoa_integrations._shared.reasoning import ReasoningTags
@@ -89,10 +90,14 @@ class Probe:
         self._render = render
         self.asked, begun = render([QUESTION], False), render([QUESTION], True)
         self.header = (begun or "")[len(common_prefix([self.asked or "", begun or ""])) :]
+        self._rendered: dict[str, str | None] = {}
 
     def written(self, message: Mapping[str, Any]) -> str | None:
         """An answer without its header; ``None`` if the template refuses it."""
-        rendered = None if self.asked is None else self._render([QUESTION, message], False)
+        key = json.dumps(message)
+        if key not in self._rendered:
+            self._rendered[key] = None if self.asked is None else self._render([QUESTION, message], False)
+        rendered = self._rendered[key]
         if self.asked is None or rendered is None:
             return None
         answer = rendered[len(common_prefix([self.asked, rendered])) :]
@@ -102,8 +107,8 @@ class Probe:
 def derived(render: Render) -> CallFormat | None:
     """The format of a template's calls; ``None`` if none is derived that reads what the template writes."""
     probe = Probe(render)
-    for encoded in (False, True):
-        style = None if probe.asked is None else _derived(probe, encoded)
+    for encoded, numbered in product((False, True), (True, False)):
+        style = _derived(probe, encoded, numbered)
         if style is not None and _reads(style, probe, encoded):
             return replace(style, encoded=encoded)
     return None
@@ -118,11 +123,11 @@ def reasoning_tags(render: Render) -> ReasoningTags | None:
         render([QUESTION, message], False) or ""
         for message in ({"role": "assistant", "content": _TEXT, **thought}, call)
     )
-    before, found, after = answer.partition(_THOUGHT)
-    if not found or _TEXT not in after:
-        before, found, after = called.partition(_THOUGHT)
+    before, mark, after = answer.partition(_THOUGHT)
+    if not mark or _TEXT not in after:
+        before, mark, after = called.partition(_THOUGHT)
         closing = _FIRST_TAG.match(after)
-        if not found or closing is None or TOOL_NAME not in after:
+        if not mark or closing is None or TOOL_NAME not in after:
             return None
         between = until = closing[0]
     else:
@@ -155,17 +160,17 @@ def _reads(style: CallFormat, probe: Probe, encoded: bool) -> bool:
     return True
 
 
-def _derived(probe: Probe, encoded: bool) -> CallFormat | None:
+def _derived(probe: Probe, encoded: bool, numbered: bool) -> CallFormat | None:
     first, second = (_NAMES[0], _ARGUMENTS), (_NAMES[1], _OTHER)
 
     def answer(*calls: tuple[str, Mapping[str, Any]], text: str = "") -> str:
         return probe.written(answer_of(calls, text, encoded=encoded)) or ""
 
-    one, two, after_text = answer(first), answer(first, second), answer(first, text=_TEXT)
-    place = _place(one, _NAMES[0], _ARGUMENTS)
+    single, double, after_text = answer(first), answer(first, second), answer(first, text=_TEXT)
+    place = _place(single, _NAMES[0], _ARGUMENTS)
     if place is None:
         return None
-    lead, tail = one[: place.name], one[place.end :]
+    lead, tail = single[: place.name], single[place.end :]
     ending = (probe.written({"role": "assistant", "content": _TEXT}) or "").rpartition(_TEXT)[2]
     other_end = ""
     if ending.strip() and not tail.endswith(ending):  # another token ends the turn
@@ -176,23 +181,26 @@ def _derived(probe: Probe, encoded: bool) -> CallFormat | None:
     with_text = _place(after_text, _NAMES[0], _ARGUMENTS)
     if with_text is not None and _TEXT in after_text[: with_text.name]:
         lead = common_suffix([lead, after_text[: with_text.name].partition(_TEXT)[2]])
-    between = one[place.begin : place.arguments]
+    between = single[place.begin : place.arguments]
     parameters = None
     if not place.is_json:
-        parameters, between, tail = _parameters(one, place, tail) or (None, between, tail)
+        parameters, between, tail = _parameters(single, place, tail) or (None, between, tail)
         if parameters is None:
             return None
-    called = _place(two, _NAMES[0], _ARGUMENTS)
-    following = None if called is None else _place(two, _NAMES[1], _OTHER, called.end)
+    called = _place(double, _NAMES[0], _ARGUMENTS)
+    following = None if called is None else _place(double, _NAMES[1], _OTHER, called.end)
     if called is None or following is None:
-        before, between, after = (_general(text, 0) for text in (lead, between, tail))
+        before, between, after = map(_general, (lead, between, tail))
         return CallFormat("", before, between, after, parameters=parameters, several=False, end=other_end)
-    gap = two[called.end : following.name]
+    gap = double[called.end : following.name]
     if parameters is not None:
         gap = gap.removeprefix(parameters.quote).removeprefix(parameters.after)
     first_number = next((int(digit) for digit in _LONE_NUMBER.findall(lead + between) if digit in "01"), 0)
-    lead, between, tail = (_general(text, first_number) for text in (lead, between, tail))
-    gap = _general(gap, first_number + 1)
+    first_digit, second_digit = (str(first_number), str(first_number + 1)) if numbered else ("", "")
+    lead, between, tail = (_general(text, first_digit) for text in (lead, between, tail))
+    gap = _general(gap, second_digit)
+    if not _general(double[following.begin : following.arguments], second_digit).startswith(between):
+        return None
     before = _from_tag(common_suffix([lead, gap]))
     rest = gap[: len(gap) - len(before)]
     after = _to_tag(common_prefix([rest, tail]))
@@ -271,12 +279,12 @@ def _parameters(text: str, place: _Place, tail: str) -> tuple[Parameters, str, s
     return Parameters(before, between | others, after, separator, quote), gaps[0], tail[len(after) :]
 
 
-def _general(text: str, number: int) -> str:
-    """A text with placeholders for names, ids and the number of the call."""
+def _general(text: str, number: str = "") -> str:
+    """A text with placeholders for names, ids and the number of the call, if calls have one."""
     for names, placeholder in ((_NAMES, NAME), (_IDS, ID)):
         for name in names:
             text = text.replace(name, placeholder)
-    return _LONE_NUMBER.sub(lambda match: NUMBER if match[0] == str(number) else match[0], text)
+    return _LONE_NUMBER.sub(lambda match: NUMBER if match[0] == number else match[0], text)
 
 
 def _from_tag(text: str) -> str:

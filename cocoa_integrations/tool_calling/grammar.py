@@ -124,7 +124,7 @@ def _value(
         others = sorted(kinds)
     groups: dict[str, list[str]] = {}
     for kind in others:
-        groups.setdefault(own.between[kind], []).append(kind)
+        groups.setdefault(own.between.get(kind, own.between["integer"]), []).append(kind)
     for number, (between, group) in enumerate(groups.items()):
         whole = len(groups) == 1 and ("string" not in kinds or is_quoted)
         allowed = schema if whole else {"allOf": [schema, {"type": group}]} if schema else {"type": group}

@@ -74,6 +74,9 @@ DERIVED = {
         "{{ call.function.name }}:{{ loop.index0 }}<|arguments|>{{ call.function.arguments | tojson }}<|/call|>"
         "{% endfor %}<|/calls|>{% endif %}"
     ),
+    "a digit in a tag": _template(
+        f"{_EACH}<|step 0|>{{{{ call.name }}}}<|arguments|>{{{{ call.arguments | tojson }}}}<|done|>{{% endfor %}}"
+    ),
     "with ids": _template(
         "{% if message.tool_calls %}<|calls|>{% for call in message.tool_calls %}<|id|>{{ call.id }}<|name|>"
         "{{ call.function.name }}<|arguments|>{{ call.function.arguments | tojson }}<|done|>{% endfor %}<|/calls|>"

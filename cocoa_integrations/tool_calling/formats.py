@@ -40,7 +40,8 @@ def template_reasoning(engine: CocoaEngine) -> ReasoningTags:
     reads = any(names(engine, field) for field in ("reasoning", "thinking"))
     if not reads or names(engine, OPENING):
         return ReasoningTags()
-    return reasoning_tags(_rendering(engine)) or ReasoningTags()
+    tags = (reasoning_tags(_rendering(engine, **options)) for options in ({}, {"tools": TOOLS}))
+    return next(filter(None, tags), ReasoningTags())
 
 
 def _rendering(engine: CocoaEngine, **options: Any) -> Render:

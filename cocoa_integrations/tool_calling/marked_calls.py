@@ -174,14 +174,11 @@ class MarkedCalls:
     def _json(self, name: str, begin: int, at: int) -> tuple[Call, int | None]:
         text = self._text
         first = skip_space(text, at)
-        if first == len(text) or text[first] != "{":
-            if first == len(text):
-                return Call(name, offsets=(begin, first), error=CUT_OFF), first if self._done else None
-            stop = self._stop(first) if self._done else None
-            cut = Call(
-                name, text[first:stop].strip() if self._done else "", None, (begin, stop or first), error=NOT_AN_OBJECT
-            )
-            return cut, None if stop is None else self._past(stop)
+        if not text.startswith("{", first):
+            stop = self._stop(first) if self._done else len(text)
+            written, error = ("", CUT_OFF) if first == len(text) else (text[first:stop].strip(), NOT_AN_OBJECT)
+            cut = Call(name, written if self._done else "", None, (begin, stop), error=error)
+            return cut, self._past(stop) if self._done else None
         members = members_at(text, first)
         if members.end is not None:
             value = {key: inner for key, inner, *_ in members.entries}
@@ -190,16 +187,9 @@ class MarkedCalls:
         broken = self._after.search(text, members.open_at if members.open_key is not None else members.at)
         stop = broken.start() if broken is not None else len(text)
         shown = stop if self._done or broken else min(len(without_partial(text, tag)) for tag in self._edges)
-        cut = Call(
-            name,
-            strict_json(text[first : max(first, shown)]),
-            None,
-            (begin, stop),
-            error=NOT_JSON if broken else CUT_OFF,
-        )
-        if broken is not None:
-            return cut, broken.end()
-        return cut, stop if self._done else None
+        error = NOT_JSON if broken else CUT_OFF
+        cut = Call(name, strict_json(text[first : max(first, shown)]), None, (begin, stop), error=error)
+        return cut, self._past(stop) if self._done else None
 
     def _written_one_by_one(self, name: str, begin: int, at: int, own: Parameters) -> tuple[Call, int | None]:
         text = self._text

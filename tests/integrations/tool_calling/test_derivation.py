@@ -251,10 +251,21 @@ VALUES: Any = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3),
     max_leaves=6,
 )
+STRANGE = [
+    "</tool_call>",
+    "a</parameter>",
+    "</arg_value>b",
+    "<|done|>",
+    "<|/call|>",
+    "[ARGS]",
+    "<tool_call>",
+    "{",
+    "', '",
+]
 ARGUMENTS = st.fixed_dictionaries(
     {},
     optional={
-        "text": st.text(),
+        "text": st.text() | st.sampled_from(STRANGE),
         "count": st.integers(-(2**53), 2**53),
         "share": st.floats(allow_nan=False, allow_infinity=False),
         "open": st.booleans(),

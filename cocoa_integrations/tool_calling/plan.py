@@ -36,6 +36,7 @@ from cocoa_integrations.tool_calling.grammar import after_reasoning, call_gramma
 from cocoa_integrations.tool_calling.json_text import field_offsets, member_path
 from cocoa_integrations.tool_calling.reading import read, unread_call
 from cocoa_integrations.tool_calling.request import ToolRequest
+from cocoa_integrations.tool_calling.response_template import has_response_template, parsed_response
 from cocoa_integrations.tool_calling.schemas import enforceable, enforceable_each, mismatch
 
 logger = safe_logger(__name__)
@@ -84,8 +85,16 @@ class Plan:
         return template_reasoning(self.engine)
 
     @property
+    def _is_parsed(self) -> bool:
+        """Whether transformers parses the calls."""
+        return self._native[0] is None and has_response_template(self.engine.tokenizer)
+
+    @property
     def _texts(self) -> tuple[str, ...]:
-        return self.style.texts() if self.request.tools else ()
+        """Texts whose special tokens are parts of calls."""
+        if not self.request.tools:
+            return ()
+        return tuple(self.engine.tokenizer.all_special_tokens) if self._is_parsed else self.style.texts()
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The messages for the ``chat`` method of the engine, and the arguments of the chat template.
@@ -153,7 +162,15 @@ class Plan:
             refused = parameters.keys() - {function["name"] for function in request.callable_tools}
             several, meant = request.parallel is not False, request.schema is None
             marked = MarkedText(text, marks)
-            reading = read(
+            parsed: Reading | None = None
+            if self._is_parsed:
+                place, tools = (start, len(text)), request.tools
+                parsed = (
+                    parsed_response(self.engine.tokenizer, marked.text[start:], tools, place, refused)
+                    if done
+                    else Reading("", [])
+                )
+            reading = parsed or read(
                 marked.text, self.style, parameters, refused, several=several, done=done, start=start, meant=meant
             )
             reading = _without_marks(reading, marked, {name for _, name in marks})

@@ -99,7 +99,8 @@ def _problem(
     plan.prompt([{"role": "user", "content": "Look."}])
     tags = template_reasoning(engine)
     plan.inside_reasoning = plan.inside_reasoning and tags.closing in answer
-    if thought and thought in answer and not plan.inside_reasoning and tags.opening not in answer:
+    is_open = plan.inside_reasoning or tags.opening in answer.partition(tags.closing)[0]
+    if thought and thought in answer and not is_open:
         answer = f"{tags.opening}{answer}"  # the prompt has it, with an empty thought
     growing: Any = GrowingAnswer(plan, entry_of=lambda *_: None)  # type: ignore[arg-type, return-value]
     pieces, track = [], engine.detokenizer()

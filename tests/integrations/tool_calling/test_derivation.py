@@ -201,6 +201,31 @@ def test_channels(answer: str, expected: list[Any]) -> None:
     assert streamed(Plan(ToolRequest.of(TOOLS), engine_of("channels")), [*answer], splits=True) == expected
 
 
+def test_a_response_template_is_used_where_no_format_is_derived() -> None:
+    engine = engine_of(tool_templates.HERMES.replace("message.tool_calls or []", "[]"))
+    plan = Plan(ToolRequest.of(TOOLS), engine)
+    engine.tokenizer.response_template = {
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {
+            "content": {},
+            "tool_calls": {
+                "open": "<call>",
+                "close": "</call>",
+                "content": "json",
+                "repeats": True,
+                "transform": {"type": "function", "function": "{content}"},
+            },
+        },
+    }
+    answer = 'Sure.<call>{"name": "look_up", "arguments": {"text": "x"}}</call>'
+    expected = ["Sure.", ["look_up", {"text": "x"}, None]]
+    assert parsed(plan, answer) == expected
+    assert streamed(plan, [*answer]) == expected
+    hermes = '<tool_call>{"name": "look_up", "arguments": {"text": "x"}}</tool_call>'
+    assert parsed(plan, hermes) == ["", expected[1]]
+    assert parsed(plan, "Sure.") == ["Sure."]
+
+
 @pytest.mark.parametrize("template", ["hermes", "parameters", "keyword arguments", "llama"])
 @pytest.mark.parametrize(
     ("answer", "content"),

@@ -163,7 +163,8 @@ def run_templates(tools: Tools) -> str:
         raise SuiteError(f"{dict(counts)}; different: {wrong}")
     return (
         f"{len({name for name, *_ in outcomes})} templates: {counts['equal']} conversations equal, {counts['refused']} "
-        f"refused by both, {counts['described']} with tools in the format of this package; "
+        f"refused by both, {counts['described']} with tools described by this package, "
+        f"{counts['rendered'] + counts['divided']} that a template refuses or shortens; "
         f"{len(attempts)} texts with control tokens, 0 made one"
     )
 

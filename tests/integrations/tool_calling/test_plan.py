@@ -86,7 +86,14 @@ def test_a_forced_call_is_held_to_the_template_s_format(
         assert call.arguments["unit"] in ("m", "km")
 
 
-@pytest.mark.parametrize("template", [tool_templates.HERMES, tool_templates.LLAMA])
+@pytest.mark.parametrize(
+    "template",
+    [
+        tool_templates.HERMES,
+        tool_templates.LLAMA,
+        *(tool_templates.DERIVED[kind] for kind in ("name and JSON", "parameters", "keyword arguments")),
+    ],
+)
 @pytest.mark.parametrize("tags_are_tokens", [False, True])
 @pytest.mark.parametrize("options", [{"strict": True}, {"response_format": {"type": "json_object"}}])
 def test_what_is_not_forced_may_still_be_held_to_a_schema(

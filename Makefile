@@ -35,6 +35,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 FLOOR_TESTS := tests/installation tests/model tests/engine tests/risk tests/cli tests/rendering/test_plot.py \
 	tests/decoding/test_grammar.py tests/decoding/test_against_reference.py tests/test_equations.py \
 	tests/integrations/langchain tests/integrations/llama_index tests/integrations/evaluation tests/integrations/server \
+	tests/integrations/shared/test_retries.py tests/integrations/shared/test_citations.py \
 	--ignore-glob=*_standard.py --ignore=tests/integrations/server/page --ignore=tests/installation/test_lock.py \
 	--deselect "tests/model/test_gguf_families.py::test_transformers_reads_the_same_from_the_file[gemma2]"
 # (transformers 5.4 itself reads Gemma 2 otherwise.) What these tests import. langchain-tests, whose suites are left out,

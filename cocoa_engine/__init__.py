@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from cocoa_engine.lab.fit import FitSettings
     from cocoa_engine.lab.fit_calibrator import fit_calibrator, fit_self_made
     from cocoa_engine.model.detokenizer import Detokenizer
+    from cocoa_engine.model.loading import load_tokenizer, read_context_window
     from cocoa_engine.scoring.given_texts import rescore
     from cocoa_engine.stream import SpanStream
 
@@ -105,7 +106,9 @@ __all__ = [
     "fit_calibrator",
     "fit_self_made",
     "json_rule",
+    "load_tokenizer",
     "passage_attention",
+    "read_context_window",
     "rescore",
     "unenforced",
 ]
@@ -124,9 +127,11 @@ _LAZY = {
     "context_lift": "context",
     "context_lift_of_text": "context",
     "json_rule": "decoding.matchers",
+    "load_tokenizer": "model.loading",
     "fit_calibrator": "lab.fit_calibrator",
     "fit_self_made": "lab.fit_calibrator",
     "passage_attention": "context",
+    "read_context_window": "model.loading",
     "rescore": "scoring.given_texts",
     "unenforced": "decoding.matchers",
 }
@@ -135,9 +140,9 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         with quiet_torchao(), collector_paused():
-            found = getattr(import_module(f"cocoa_engine.{_LAZY[name]}"), name)
-        globals()[name] = found  # not looked up again
-        return found
+            value = getattr(import_module(f"cocoa_engine.{_LAZY[name]}"), name)
+        globals()[name] = value  # not looked up again
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

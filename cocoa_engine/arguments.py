@@ -8,22 +8,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from cocoa_engine.errors import CocoaError, ConfigError, DataError
-from cocoa_engine.messages import explain, unknown
+from cocoa_engine.errors import CocoaError, ConfigError, DataError, explain, unknown
 
 T = TypeVar("T")
 
 
-def of_type(given: T, kind: type[T], name: str) -> T:
+def of_type(value: T, kind: type[T], name: str) -> T:
     """The argument as it is, if it has its type; otherwise a :class:`.ConfigError`."""
-    if not isinstance(given, kind):
-        raise ConfigError(f"{name} must be a {kind.__name__}, not {type(given).__name__}.")
-    return given
+    if not isinstance(value, kind):
+        raise ConfigError(f"{name} must be a {kind.__name__}, not {type(value).__name__}.")
+    return value
 
 
-def given_or_new(given: T | None, kind: type[T], name: str) -> T:
+def given_or_new(value: T | None, kind: type[T], name: str) -> T:
     """As :func:`of_type`; for `None`, a new object of its type."""
-    return kind() if given is None else of_type(given, kind, name)
+    return kind() if value is None else of_type(value, kind, name)
 
 
 def _clearly(name: str) -> Any:

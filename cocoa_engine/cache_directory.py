@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cocoa_engine.logs import safe_logger
 from cocoa_engine.output_files import write_file
+from cocoa_engine.safe_text import safe_logger
 
 logger = safe_logger(__name__)
 
@@ -53,13 +53,13 @@ def private_folder(folder: Path, mode: int = 0o755) -> Path:
         OSError: it cannot be made.
         PermissionError: another user could write to it all the same.
     """
-    within = [each for each in folder.parents if each.is_relative_to(cache_directory())]
-    for each in (*reversed(within), folder):
-        _make(each, mode)
-        status = each.stat()
-        if _OWNERS and each.lstat().st_uid == status.st_uid == os.geteuid() and _is_open(status):
-            logger.warning("other users could write to %s; they no longer can", each)
-            each.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
+    within = [parent for parent in folder.parents if parent.is_relative_to(cache_directory())]
+    for level in (*reversed(within), folder):
+        _make(level, mode)
+        status = level.stat()
+        if _OWNERS and level.lstat().st_uid == status.st_uid == os.geteuid() and _is_open(status):
+            logger.warning("other users could write to %s; they no longer can", level)
+            level.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
     if why := _open_to_others(folder):
         raise PermissionError(why)
     return folder
@@ -108,21 +108,21 @@ def _open_to_others(path: Path) -> str | None:
     status = path.stat()
     if status.st_uid not in ours or status.st_mode & _OTHERS:
         return f"{path} belongs to another user, or other users can write to it"
-    for each, status in _on_the_way(path.absolute()):
+    for step, status in _on_the_way(path.absolute()):
         if status.st_uid not in (*ours, _UNMAPPED):
-            return f"{each}, on the way to {path}, belongs to another user"
+            return f"{step}, on the way to {path}, belongs to another user"
         if not stat.S_ISLNK(status.st_mode) and _is_open(status):
-            return f"other users can write to {each}, on the way to {path}"
+            return f"other users can write to {step}, on the way to {path}"
     return None
 
 
 def _on_the_way(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """A path and all folders above it, and the same of the target of each link among them."""
-    for each in (path, *path.parents):
-        status = each.lstat()
-        yield each, status
+    for part in (path, *path.parents):
+        status = part.lstat()
+        yield part, status
         if stat.S_ISLNK(status.st_mode):
-            yield from _on_the_way(each.parent / os.readlink(each))
+            yield from _on_the_way(part.parent / os.readlink(part))
 
 
 def read_note(file: Path) -> dict[str, Any] | None:

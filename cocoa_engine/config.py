@@ -8,7 +8,7 @@ from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_v
 
 from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.equations import SpanLogProb
-from cocoa_engine.messages import unknown
+from cocoa_engine.errors import unknown
 from cocoa_engine.spans import RiskSource
 
 MethodName = Literal["greedy", "cocoa", "cocoa-sig", "dola", "decore", "diver", "sample"]

@@ -317,7 +317,7 @@ class _Server:
     """The server process, seen from the process that uses it."""
 
     def __init__(self) -> None:
-        packages, *path = [os.path.join(_FOLDER, each) for each in (str(Path(__file__).parent.parent), *sys.path)]
+        packages, *path = [os.path.join(_FOLDER, entry) for entry in (str(Path(__file__).parent.parent), *sys.path)]
         program = (  # `path` may have another version of the package first, and must have the standard library first
             f"import sys; sys.path[:] = {[packages, *path]!r}; from cocoa_engine import confined; del sys.path[0]; "
             "confined.serve()"
@@ -373,8 +373,8 @@ class _Server:
         our_life, their_life = socket.socketpair()
         with theirs, their_life:
             self._connection.send(None)
-            for each in (theirs, their_life):
-                send_handle(self._connection, each.fileno(), self.process.pid)
+            for end in (theirs, their_life):
+                send_handle(self._connection, end.fileno(), self.process.pid)
         return ours, our_life, frozenset(self._loaded)
 
     def close(self) -> None:
@@ -530,10 +530,13 @@ def _low_outcome(name: tuple[str, str, str], args: Sequence[Any]) -> tuple[bool,
 
 
 def _prepared(name: tuple[str, str, str]) -> None:
-    """In the server: import the module of a function, and the optional packages that it uses."""
-    for package in getattr(sys.modules[_function(name).__module__], "USES", ()):
+    """In the server: import the module of a function and the optional packages that it uses, and call its ``warm``."""
+    module = sys.modules[_function(name).__module__]
+    for package in getattr(module, "USES", ()):
         with contextlib.suppress(ImportError):
             import_module(package)
+    with contextlib.suppress(ImportError):
+        getattr(module, "warm", bool)()
 
 
 def _function(name: tuple[str, str, str]) -> Callable[..., Any]:

@@ -571,7 +571,7 @@ class CocoaEngine:
         config = self._settings(config, settings)
         token_ids = self.encode_chat(prompt) if is_chat(prompt) else prompt
         arguments = (logits_processor, stopping_criteria, generation_config, cancellation)
-        requests = [self._request(token_ids, each, *arguments) for each in sample_configs(config, n, temperature)]
+        requests = [self._request(token_ids, sampled, *arguments) for sampled in sample_configs(config, n, temperature)]
         if answer is None:  # first, so that the samples reuse its prompt
             (answer,) = self._decode([self._request(token_ids, config, *arguments)])
         return compare(answer, self._decode(requests), match)

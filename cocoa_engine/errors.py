@@ -1,4 +1,4 @@
-"""The exceptions of this package.
+"""The exceptions of this package, and the messages of those about rejected options.
 
 Each message says what is wrong and how to fix it. Errors are raised before any work is done, except those that can only
 occur during the work, such as :class:`NonFiniteLogitsError`.
@@ -6,12 +6,16 @@ occur during the work, such as :class:`NonFiniteLogitsError`.
 
 from __future__ import annotations
 
-from typing import Any
+import difflib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-from cocoa_engine.safe_text import bounded
+from cocoa_engine.safe_text import MESSAGE_LIMIT, bounded, safe, short_repr, shortened
 
-MESSAGE_LIMIT = 800
-"""Number of characters of a message that are kept. Messages quote files, and can become arbitrarily long."""
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+LISTED = 4  # number of errors that a message lists; it counts the others
 
 
 class CocoaError(Exception):
@@ -149,3 +153,32 @@ class UnsupportedFeatureError(CocoaError, NotImplementedError):
 
 class CalibrationError(CocoaError, ValueError):
     """A file is not a calibrator, or a calibrator cannot be fitted or used on the given data."""
+
+
+def explain(error: ValidationError) -> str:
+    """The first errors of a pydantic validation in one line, with shortened values."""
+    lines = []
+    details = error.errors(include_url=False, include_context=False)
+    for detail in details[:LISTED]:
+        message = shortened(detail["msg"].removeprefix("Value error, "), 400)
+        name = shortened(".".join(str(part) for part in detail["loc"]), 120)
+        # errors without a location have complete messages
+        lines.append(f"{name}: {message} (got {short_repr(detail['input'])})" if name else message)
+    if len(details) > LISTED:
+        lines.append(f"and {len(details) - LISTED} more errors")
+    return safe("; ".join(lines))
+
+
+def unknown(names: Iterable[str], choices: Iterable[str], *, what: str) -> str:
+    """A message about unknown names, with the closest known name for each."""
+    choices, names = list(choices), list(names)
+    listed = ", ".join(f"{what} {short_repr(name)}{did_you_mean(name, choices)}" for name in names[:LISTED])
+    if len(names) > LISTED:
+        listed += f" and {len(names) - LISTED} more"
+    return f"unknown {listed}; known are {', '.join(choices)}"
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` with the closest known name, or an empty string."""
+    close = difflib.get_close_matches(str(name)[:100], list(choices), n=1)  # the given name may not be a string
+    return f" (did you mean {close[0]!r}?)" if close else ""

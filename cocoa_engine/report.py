@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, ConfigDict, Field
 
 from cocoa_engine.arguments import ResultModel
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.messages import unknown
+from cocoa_engine.errors import ConfigError, unknown
+from cocoa_engine.rendering.wording import SOURCES
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.units import MeasuredText
 from cocoa_engine.spans import FinishReason, RiskSource, Span
@@ -83,8 +83,7 @@ class ReportEntry(ResultModel):
 
     def without(self, *names: str) -> Self:
         """A copy in which some fields are not set."""
-        kept = self.model_fields_set.difference(names)
-        return type(self)(**{name: getattr(self, name) for name in kept})
+        return type(self)(**{name: getattr(self, name) for name in self.model_fields_set.difference(names)})
 
 
 class RangeReport(ReportEntry):
@@ -468,6 +467,11 @@ class RiskReport(RiskSummary):
     def answer_spans(self) -> list[SpanReport]:
         """The spans of the answer, without those of its reasoning."""
         return [span for span in self.spans if not span.is_reasoning]
+
+    @property
+    def risk_meaning(self) -> str | None:
+        """What the risks are, for a reader without statistics; ``None`` if it is not known."""
+        return SOURCES.get(self.risk_source or "")
 
     @property
     def has_answer_risk(self) -> bool:

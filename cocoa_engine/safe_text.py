@@ -1,8 +1,13 @@
-"""Foreign text in messages: control characters and lone surrogates become visible, and long texts are shortened."""
+"""Foreign text in messages and logs: control characters and lone surrogates become visible, long texts shorter."""
 
 from __future__ import annotations
 
+import logging
 import reprlib
+from numbers import Number
+
+MESSAGE_LIMIT = 800
+"""Number of characters of a message that are kept. Messages quote files, and can become arbitrarily long."""
 
 # invisible characters that reverse the direction of text
 _DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -68,3 +73,18 @@ def short_repr(value: object) -> str:
         return safe(shortened(_values.repr(value), 120))
     except Exception:  # an integer of thousands of digits, or a user's class
         return f"<{type(value).__name__}>"
+
+
+def safe_logger(name: str) -> logging.Logger:
+    """The logger of a module. Its arguments may be foreign text: each one is shown like the message of an error."""
+    logger = logging.getLogger(name)
+    logger.addFilter(_make_safe)
+    return logger
+
+
+def _make_safe(record: logging.LogRecord) -> bool:
+    """Replace the arguments of a line, except numbers, by texts that neither a terminal nor a new line interprets."""
+    if isinstance(record.args, tuple):
+        shown = (arg if isinstance(arg, Number) else one_line(bounded(str(arg), MESSAGE_LIMIT)) for arg in record.args)
+        record.args = tuple(shown)
+    return True

@@ -14,9 +14,9 @@ def normalized(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def token_f1(one: str, other: str) -> float:
+def token_f1(text: str, other: str) -> float:
     """The F1 score of the normalised words of two texts, in [0, 1]. Two texts without words have 1."""
-    first, second = normalized(one).split(), normalized(other).split()
+    first, second = normalized(text).split(), normalized(other).split()
     if not first or not second:
         return float(first == second)
     return 2 * sum((Counter(first) & Counter(second)).values()) / (len(first) + len(second))
@@ -28,8 +28,8 @@ def content_words(text: str) -> list[str]:
     The rule needs no list of words. It finds no words within text that is written without spaces.
     """
     words = re.findall(r"\w+", text)
-    kept = (word for word in words if len(word) > 3 or any(letter.isdigit() or letter.isupper() for letter in word))
-    return list(dict.fromkeys(word.lower() for word in kept))
+    telling = (word for word in words if len(word) > 3 or any(letter.isdigit() or letter.isupper() for letter in word))
+    return list(dict.fromkeys(word.lower() for word in telling))
 
 
 def support(text: str, others: Sequence[str]) -> float | None:
@@ -41,4 +41,4 @@ def support(text: str, others: Sequence[str]) -> float | None:
     contained = [set(re.findall(r"\w+", other.lower())) for other in others]
     if not words:
         return None
-    return sum(word in one for word in words for one in contained) / (len(words) * len(contained))
+    return sum(word in other for word in words for other in contained) / (len(words) * len(contained))

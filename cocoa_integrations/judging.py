@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Span
 from cocoa_engine.errors import ConfigError, PromptError
-from cocoa_engine.rendering.wording import SOURCES
 from cocoa_engine.report import RiskReport, severity
 from cocoa_integrations._shared.citations import find_in, spread
 from cocoa_integrations._shared.limits import Limit
@@ -49,7 +48,7 @@ class Judgement:
     def comment(self) -> str:
         """One sentence about the riskiest span."""
         worst = max(self.report.spans, key=lambda span: span.value("risk"))
-        kind = SOURCES.get(self.report.risk_source or "", "unknown")
+        kind = self.report.risk_meaning or "unknown"
         source = "" if self.measure == "answer_risk" else f" ({kind})"
         risk, text = worst.value("risk"), (worst.text or "").strip()
         return f"{self.measure} {self.risk:.3f}{source}; riskiest: {text!r} ({risk:.3f})"
@@ -119,20 +118,20 @@ class AnswerJudge:
             raise ConfigError("contexts takes a list of texts.")
         if not answer.strip():
             raise PromptError("the answer is empty; a judge needs the text of an answer.")
-        given = list(contexts or ())
-        lines = "\n\n".join(given)
-        text = f"Context:\n{lines}\n\nQuestion: {question}" if given else question
+        passages = list(contexts or ())
+        lines = "\n\n".join(passages)
+        text = f"Context:\n{lines}\n\nQuestion: {question}" if passages else question
         prompt: str | Sequence[Mapping[str, Any]] = f"{text}\nAnswer:"
         if self._prompt is not None:
-            prompt = self._prompt(question, given)
+            prompt = self._prompt(question, passages)
         elif self.engine.has_chat_template:
             prompt = [{"role": "user", "content": text}]
         if isinstance(prompt, str):  # a prompt of the user's own may have control tokens
             before = self.engine.encode(prompt, split_special_tokens=self._prompt is None)
         else:
             before = self.engine.encode_chat(prompt)
-        in_prompt = find_in(self.engine.decode(before), given)  # a prompt need not have every context as it is
-        source = [given[number].strip() for number in in_prompt] or None
+        in_prompt = find_in(self.engine.decode(before), passages)  # a prompt need not have every context as it is
+        source = [passages[number].strip() for number in in_prompt] or None
         begins = isinstance(prompt, str) and not prompt[-1:].isspace() and not answer[:1].isspace()
         whole = self.engine.score(before, f" {answer}" if begins else answer, config=self._config, source=source)
         measure = self._measure or ("mean_risk" if whole.answer_risk is None else "answer_risk")
@@ -144,7 +143,7 @@ class AnswerJudge:
         spans = list(report.spans)
         for number, span in enumerate(spans):
             if span.passage_attention:
-                attention = spread(span.passage_attention, in_prompt, len(given))
+                attention = spread(span.passage_attention, in_prompt, len(passages))
                 spans[number] = span.with_values(passage_attention=attention)
         return Judgement(severity(getattr(report, measure)), measure, self.threshold, report.with_values(spans=spans))
 

@@ -16,8 +16,7 @@ from weakref import WeakKeyDictionary
 
 from cocoa_engine import __version__
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.forks import free_in_child
-from cocoa_engine.rendering.wording import SOURCES
+from cocoa_engine.integration import free_in_child
 from cocoa_engine.report import RiskReport, finite, severity
 from cocoa_integrations._shared.limits import Limit, highest, measured_units
 
@@ -124,7 +123,7 @@ class Scoring:
         return "fail" if self.score(report) >= self.threshold else "pass"
 
     def explanation(self, report: RiskReport) -> str:
-        kind = SOURCES.get(report.risk_source or "", "source unknown")
+        kind = report.risk_meaning or "source unknown"
         score = f"highest risk of any span ({kind})"
         claims = measured_units(report.spans, "risk", "claim") if self.explain else []
         riskiest = max(claims, key=lambda measured: measured[1])[0].text if claims else None

@@ -187,15 +187,15 @@ class Cocoa:
         )  # cheap: the analysis of the model is cached with the model
         own = (MaxLengthCriteria, EosTokenCriteria)
         ends = {
-            int(end) for each in stopping_criteria if isinstance(each, EosTokenCriteria) for end in each.eos_token_id
+            int(end) for rule in stopping_criteria if isinstance(rule, EosTokenCriteria) for end in rule.eos_token_id
         }
         only_ends = GenerationConfig(eos_token_id=sorted(ends))  # generate's processors do everything else
         processors = [processor for processor in logits_processor if not _applied_by_the_engine(processor, config)]
         criteria = [criterion for criterion in stopping_criteria if not isinstance(criterion, own)]
         row_processors, row_criteria = [], []
         for row, padding in enumerate(paddings):
-            row_processors.append([_for_row(each, row, rows, padding, processes=True) for each in processors])
-            row_criteria.append([_for_row(each, row, rows, padding, processes=False) for each in criteria])
+            row_processors.append([_for_row(processor, row, rows, padding, processes=True) for processor in processors])
+            row_criteria.append([_for_row(criterion, row, rows, padding, processes=False) for criterion in criteria])
 
         generations: list[Generation]
         if streamer is None:
@@ -222,7 +222,7 @@ class Cocoa:
             generations = [spans.generation]
         length = max(len(generation.token_ids) for generation in generations)
         fill = 0 if pad is None else int(pad)  # a single row needs no padding
-        answers = [[*each.token_ids, *[fill] * (length - len(each.token_ids))] for each in generations]
+        answers = [[*answer.token_ids, *[fill] * (length - len(answer.token_ids))] for answer in generations]
         answer_ids = torch.tensor(answers, dtype=input_ids.dtype, device=input_ids.device)
         sequences = torch.cat([input_ids, answer_ids], dim=1)
         if generation_config.return_dict_in_generate:

@@ -22,8 +22,7 @@ from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Request
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.rendering.documents import render
-from cocoa_engine.rendering.documents import svg_document as picture
+from cocoa_engine.rendering.documents import render, svg_document
 from cocoa_engine.rendering.terminal import report, spans_text
 from cocoa_engine.rendering.wording import count
 from cocoa_engine.results import Generation
@@ -50,7 +49,7 @@ def answer_json(generation: Generation, divided: Generation | None = None) -> st
     units: dict[str, Sequence[BaseModel]] = {"check": measured.check_these(), "claims": measured.claims}
     units["sentences"] = measured.sentences
     record = {**loads(generation.model_dump_json()), "verdict": measured.verdict}
-    record |= {name: [loads(one.model_dump_json(exclude=left_out)) for one in each] for name, each in units.items()}
+    record |= {name: [loads(part.model_dump_json(exclude=left_out)) for part in parts] for name, parts in units.items()}
     return dumps(record, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -145,8 +144,8 @@ def ask(
         if not json:
             print("".join(span.text for span in decoded)) if plain else console.print(spans_text(decoded, marks=marks))
         lost = "answer was not complete, so no JSON is printed"
-        kept = f"answer above is incomplete: {len(decoded)} spans were decoded"
-        print_note(f"the {lost if json else kept}{'; no file was written' if svg or html else ''}")
+        rest = f"answer above is incomplete: {len(decoded)} spans were decoded"
+        print_note(f"the {lost if json else rest}{'; no file was written' if svg or html else ''}")
         raise
 
     if json:
@@ -162,7 +161,7 @@ def ask(
     else:
         console.print(report([generation], table=table, marks=marks))
     if svg:
-        write(svg, picture([generation], title=request.question, table=table))
+        write(svg, svg_document([generation], title=request.question, table=table))
     if html:
         write(html, render([generation], "html", title=request.question))
     if fail_on_risk is not None:
@@ -211,8 +210,8 @@ def compare(
     interrupt: KeyboardInterrupt | None = None
     try:
         with progress.stage("answering", "answers", len(configs)) as stage:
-            for each in configs:
-                with request.ask(engine, each) as stream:
+            for of_method in configs:
+                with request.ask(engine, of_method) as stream:
                     first_span(stream, progress)
                     for _ in stream:
                         pass

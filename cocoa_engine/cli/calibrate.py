@@ -147,7 +147,7 @@ class LabelledAnswers:
                     chat=self.chat,
                     seed=self.seed,
                     cache=answers_kept,
-                    known=None if cache is None else ProfileCache(cache, engine, config, chat=self.chat),
+                    profiles=None if cache is None else ProfileCache(cache, engine, config, chat=self.chat),
                     advance=stage.advance,
                     feeding=partial(progress.track, "feeding texts", "texts"),
                 )
@@ -341,24 +341,24 @@ def calibrate(
     rules: dict[Rule, float | None] = {"precision": precision, "recall": recall}
     rules |= {"specificity": specificity, "conformal": miss}
     thresholds = [(rule, target) for rule, target in rules.items() if target is not None]
-    given, asked, own = answers.data is not None, answers.questions is not None, answers.self_made
+    data, questions, own = answers.data is not None, answers.questions is not None, answers.self_made
     checks = check is not None
     for is_wrong, message in (
         (thresholds[1:], "--precision, --recall, --specificity and --miss each choose the threshold: give one of them"),
         ((out is None) != checks, "give either --out FILE to fit a calibrator, or --check FILE to evaluate one"),
         (checks and (thresholds or probe),
          "--check evaluates a calibrator as it is: a threshold cannot be chosen, nor a probe fitted"),
-        (not (given or asked or own),
+        (not (data or questions or own),
          "give --data PATH with labelled answers, --questions FILE for the model to answer, both, or --self"),
-        (own and (given or asked), "--self makes its own questions: leave out --data and --questions"),
+        (own and (data or questions), "--self makes its own questions: leave out --data and --questions"),
         (answers.documents is not None and not own, "--documents is for --self, which asks questions about them"),
-        (probe and not given, "--probe needs --data PATH with answers whose hallucinated parts are labelled"),
+        (probe and not data, "--probe needs --data PATH with answers whose hallucinated parts are labelled"),
     ):  # fmt: skip
         if is_wrong:
             raise ConfigError(message)
-    known = None if check is None else RiskCalibrator.load(check)
-    if known is not None:
-        config = as_fitted(config, known.settings, check)
+    calibrator = None if check is None else RiskCalibrator.load(check)
+    if calibrator is not None:
+        config = as_fitted(config, calibrator.settings, check)
     need("sklearn", extra="risk", what="cocoa calibrate")
     from cocoa_engine.lab.fit import FitSettings  # torch: not for every `cocoa --help`
     from cocoa_engine.lab.fit_calibrator import fit_risks, verdict
@@ -374,17 +374,17 @@ def calibrate(
     answers.read()
     levels: list[Level] = ["span", "answer"] if level is None else [level]
     files = [*([] if out is None else [out]), *([] if plot is None else [plot_of(plot, unit) for unit in levels])]
-    with reserved(*files, overwrite=overwrite), measured.measured_answers(context, cache) as kept:
+    with reserved(*files, overwrite=overwrite), measured.measured_answers(context, cache) as folder:
         progress = Progress("calibrate")
         engine = load_engine(model, loading, progress=progress).without_calibrator()
-        measure = partial(answers.measure, config=config, level=level, cache=kept, progress=progress)
+        measure = partial(answers.measure, config=config, level=level, cache=folder, progress=progress)
         chosen: dict[Level, Threshold | None] = {}
         notes: list[str] = []
-        if known is not None:
-            states = known.probe is not None
-            features, _ = measure(engine.with_calibrator(known), states=states, last="computing")
+        if calibrator is not None:
+            states = calibrator.probe is not None
+            features, _ = measure(engine.with_calibrator(calibrator), states=states, last="computing")
             with progress.stage("computing"):
-                validations = checked(known, str(check), features, answers, draws)
+                validations = checked(calibrator, str(check), features, answers, draws)
         else:
             assert out is not None
             features, about = measure(engine, states=probe, last="fitting")
@@ -392,27 +392,28 @@ def calibrate(
                 calibrator, notes = fit_risks(engine, config, features, about, settings)
             calibrator.save(out)
             if answers.self_made:
-                keep_own_reference(engine, out, kept, progress)
+                keep_own_reference(engine, out, folder, progress)
             risks = {unit: risk for unit in levels if (risk := getattr(calibrator, unit)) is not None}
             validations = {unit: risk.validation for unit, risk in risks.items()}
             chosen = {unit: risk.threshold for unit, risk in risks.items()}
         verdicts = {unit: verdict(validation, unit) for unit, validation in validations.items()}
         written = [*([] if out is None else [out]), *([] if plot is None else draw(validations, plot))]
-        if json and known is None:
+        if json and not checks:
             print_json(calibrator.model_dump_json())
         elif json:
-            found = {
-                unit: {**validations[unit].model_dump(), "verdict": each.finding} for unit, each in verdicts.items()
+            report = {
+                unit: {**validation.model_dump(), "verdict": verdicts[unit].finding}
+                for unit, validation in validations.items()
             }
-            print_json(dumps(found))
+            print_json(dumps(report))
         else:
-            parts = [part for unit, each in validations.items() for part in shown(each, unit, chosen.get(unit))]
+            parts = [part for unit in validations for part in shown(validations[unit], unit, chosen.get(unit))]
             lines = [*notes, *([f"Written to {', '.join(map(str, written))}."] if written else [])]
-            lines += [each.sentence for each in verdicts.values()] if known is not None else []
+            lines += [conclusion.sentence for conclusion in verdicts.values()] if checks else []
             output(no_color).print(Group(*parts, *map(Text, lines)))
-        poor = [each for each in verdicts.values() if each.finding != "holds"]
-        if known is None:
-            for each in poor:
-                print_note(f"warning: {out} was written, but do not rely on it. {each.sentence}")
+        poor = [conclusion for conclusion in verdicts.values() if conclusion.finding != "holds"]
+        if not checks:
+            for conclusion in poor:
+                print_note(f"warning: {out} was written, but do not rely on it. {conclusion.sentence}")
         if strict and poor:
             raise typer.Exit(1)

@@ -19,8 +19,7 @@ from cocoa_engine.cli.output import Terminated, can_redraw, describe_error, outp
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import System, read_source
 from cocoa_engine.config import CocoaConfig, MethodName
-from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
-from cocoa_engine.messages import unknown
+from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError, unknown
 from cocoa_engine.rendering.highlights import MOST_SHADED, RiskScale
 from cocoa_engine.rendering.terminal import answer_text, check_list, spans_text
 from cocoa_engine.rendering.wording import NOT_CALIBRATED, count, verdict

@@ -40,8 +40,7 @@ def load_engine(
     named = "the embedded model" if model is None else Path(model).name if Path(model).exists() else model
     with progress.stage(f"loading {named} (slower the first time)"):
         import torch
-        from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
-        from huggingface_hub.utils import logging as hub_logging
+        from huggingface_hub import utils as hub
         from transformers.utils import logging as transformers_logging
 
         from cocoa_engine import CocoaEngine
@@ -50,9 +49,9 @@ def load_engine(
             torch.set_num_threads(options.threads)
         if not options.debug:
             transformers_logging.set_verbosity_error()
-            hub_logging.set_verbosity(logging.CRITICAL)  # hide retry messages; the final error is reported anyway
+            hub.logging.set_verbosity(logging.CRITICAL)  # hide retry messages; the final error is reported anyway
             transformers_logging.disable_progress_bar()  # there is one bar
-            disable_progress_bars()
+            hub.disable_progress_bars()  # type: ignore[attr-defined]
         return CocoaEngine.from_pretrained(**load_options.loading_arguments(declared))
 
 
@@ -176,12 +175,12 @@ def bench(
     of_decoders = {}
     for name, seconds in per_token.items():
         of_rounds = usages.get(name, [])[: len(finished) * len(prompts)]
-        kept = sum(usage.completion_tokens for usage in of_rounds)
+        total = sum(usage.completion_tokens for usage in of_rounds)
         of_decoders[name] = {
             "ratio": ratio(seconds, per_token[BASE])._asdict(),
             "seconds_per_token": seconds,
             "per_kept_token": {
-                field: sum(getattr(usage, field) for usage in of_rounds) / kept for field in PER_TOKEN if kept
+                field: sum(getattr(usage, field) for usage in of_rounds) / total for field in PER_TOKEN if total
             },
         }
     machine, info = describe(), engine.info()

@@ -21,8 +21,8 @@ from cocoa_engine.cli.output import print_note
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.lab.data import FORMATS, LabelledText, checked, read_labelled, sample
-from cocoa_engine.logs import safe_logger
 from cocoa_engine.rendering.wording import count
+from cocoa_engine.safe_text import safe_logger
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
@@ -125,14 +125,14 @@ def measured_answers(context: typer.Context, cache: Path | None) -> Iterator[Cac
         lock.release()
 
 
-def fate(kept: CacheFolder | None) -> str:
+def fate(folder: CacheFolder | None) -> str:
     """What becomes of what was measured when Ctrl-C ends a command."""
-    if kept is None or not kept.answers():
+    if folder is None or not folder.answers():
         return "they are lost, and nothing was written"
-    if kept.error is not None:
-        return f"some are lost: {kept.error}"
-    again = "" if kept.required else "; give the same command again to continue"
-    return f"they are kept in {kept.path}{again}"
+    if folder.error is not None:
+        return f"some are lost: {folder.error}"
+    again = "" if folder.required else "; give the same command again to continue"
+    return f"they are kept in {folder.path}{again}"
 
 
 def _begin(context: typer.Context) -> tuple[Path, FileLock]:
@@ -151,7 +151,7 @@ def _begin(context: typer.Context) -> tuple[Path, FileLock]:
         shutil.rmtree(folder)
     folder.mkdir(mode=0o700, exist_ok=True)
     os.utime(folder)
-    others = sorted((each for each in root.iterdir() if each.is_dir() and each != folder), key=os.path.getmtime)
+    others = sorted((child for child in root.iterdir() if child.is_dir() and child != folder), key=os.path.getmtime)
     for old in others[: 1 - KEPT or None]:
         with suppress(OSError, RuntimeError), FileLock(old.with_suffix(LOCK)).acquire(timeout=0):
             _remove(old)

@@ -181,12 +181,12 @@ def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., No
             if build is not None:
                 groups[parameter.name] = build, [option.name for option in own]
 
-        def command(**given: Any) -> None:
+        def command(**options: Any) -> None:
             built = {
-                name: build(**{option: given.pop(option) for option in options})
-                for name, (build, options) in groups.items()
+                name: build(**{option: options.pop(option) for option in names})
+                for name, (build, names) in groups.items()
             }
-            function(**given, **built)
+            function(**options, **built)
 
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -243,9 +243,9 @@ def _setting(name: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _config(**given: Any) -> CocoaConfig:
+def _config(**options: Any) -> CocoaConfig:
     """The settings from the given options, which are still text; the config validates them."""
-    settings = {name: value for name, value in given.items() if value not in (None, [])}
+    settings = {name: value for name, value in options.items() if value not in (None, [])}
     for name, value in settings.items():
         if isinstance(value, str) and get_origin(_kind(name)) is tuple:
             settings[name] = re.split(r",|(?<=\d)-", value)  # the evaluation harness writes tuples as 10-20

@@ -18,10 +18,10 @@ from rich.segment import Segment
 from rich.table import Column, Table
 
 from cocoa_engine.cli.options import file_option
-from cocoa_engine.errors import MESSAGE_LIMIT, CocoaError, ConfigError
+from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import is_stream, locked, require_writable, write_file
-from cocoa_engine.safe_text import bounded, safe, safe_json
+from cocoa_engine.safe_text import MESSAGE_LIMIT, bounded, safe, safe_json
 
 
 class Terminated(KeyboardInterrupt):
@@ -110,7 +110,7 @@ Html = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist. Without it they are refused.")]
 
 
-def check_writable(*given: Path | None, **files: Path | None) -> None:
+def check_writable(*inputs: Path | None, **files: Path | None) -> None:
     """Refuse files that cannot be written, by option, or that the command reads too. Nothing is created."""
 
     def is_same(file: Path, other: Path) -> bool:  # one regular file, through links too
@@ -118,12 +118,12 @@ def check_writable(*given: Path | None, **files: Path | None) -> None:
             return file.is_file() and file.samefile(other)
         return file.absolute() == other.absolute()
 
-    others = [file for file in given if file]
+    used = [file for file in inputs if file]
     for option, file in files.items():
         if file:
-            if any(is_same(file, other) for other in others):
+            if any(is_same(file, other) for other in used):
                 raise ConfigError(f"--{option} {file} is also another file of this command: name a new file")
-            others.append(file)
+            used.append(file)
             try:
                 require_writable(file)
             except ConfigError as error:
@@ -132,9 +132,9 @@ def check_writable(*given: Path | None, **files: Path | None) -> None:
 
 def check_drawable(option: str, file: Path) -> None:
     """Refuse a file whose suffix is not a format that matplotlib can save."""
-    known = need("matplotlib.figure", extra="risk", what=f"--{option}").Figure().canvas.get_supported_filetypes()
-    if file.suffix.removeprefix(".").lower() not in known:
-        raise ConfigError(f"--{option} {file}: the name must end in one of {', '.join(f'.{name}' for name in known)}")
+    formats = need("matplotlib.figure", extra="risk", what=f"--{option}").Figure().canvas.get_supported_filetypes()
+    if file.suffix.removeprefix(".").lower() not in formats:
+        raise ConfigError(f"--{option} {file}: the name must end in one of {', '.join(f'.{name}' for name in formats)}")
 
 
 def write(file: Path, document: str) -> None:

@@ -179,7 +179,7 @@ class Progress:
         """The share of the work that is done, in [0, 1]; `None` if there is no plan and nothing is counted."""
         stages = self._stages[:]
         if whole := self._finished + sum(self._plan.values()):
-            return (self._finished + sum(self._plan.get(one.name, 0.0) * one.share() for one in stages)) / whole
+            return (self._finished + sum(self._plan.get(stage.name, 0.0) * stage.share() for stage in stages)) / whole
         return stages[0].share() if stages and stages[0].total else None
 
     def _drawn(self, console: Console) -> Table:

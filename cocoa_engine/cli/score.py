@@ -60,14 +60,14 @@ if TYPE_CHECKING:
 
 
 def score_rows(
-    engine: CocoaEngine, given: Path, out: Path, config: CocoaConfig, *, progress: Progress | None = None
+    engine: CocoaEngine, rows: Path, out: Path, config: CocoaConfig, *, progress: Progress | None = None
 ) -> tuple[int, int]:
     """Score the rows of a file, and write them with their risk. The file is replaced when all rows are scored.
 
     A row is an object with ``prompt`` and ``text``; ``source``, if given, is a part of the prompt. What else it has is
     kept. ``risk`` is added, or ``error`` if the row cannot be scored. Returns the numbers of errors and of rows.
     """
-    lines, failed = read_rows(given), 0
+    lines, failed = read_rows(rows), 0
     with writing(out) as write, (progress or Progress("score")).stage("scoring", "rows", len(lines)) as stage:
         for number, line in enumerate(lines, start=1):
             scored, has_error = scored_row(engine, number, line, config)
@@ -105,10 +105,10 @@ def scored_row(engine: CocoaEngine, number: int, line: str, config: CocoaConfig)
 
     values: dict[str, Any] = {}
     try:
-        if not isinstance(given := json.loads(line), dict):
+        if not isinstance(parsed := json.loads(line), dict):
             raise DataError("it is not a JSON object")
-        values = given
-        row = Row.model_validate(given)
+        values = parsed
+        row = Row.model_validate(parsed)
         source = None if row.source is None else [row.source]
         divides = not METHODS[config.method].needs_own_passes  # dola, decore and diver score a text as one span
         scored = engine.score(row.prompt, row.text, config=config, divide=divides, source=source)
@@ -151,8 +151,7 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
                 os.replace(draft.name, rest)
             raise
         if _is_parquet(out):
-            import pyarrow
-            from pyarrow import parquet
+            import pyarrow.parquet
 
             draft.seek(0)
             lines = [json.loads(line) for line in draft]
@@ -160,7 +159,7 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
             table = pyarrow.Table.from_pylist([{name: row.get(name) for name in columns} for row in lines])
             draft.seek(0)
             draft.truncate()
-            parquet.write_table(table, draft)
+            pyarrow.parquet.write_table(table, draft)
 
 
 def risk_of_row(generation: Generation) -> dict[str, Any]:

@@ -82,13 +82,13 @@ def signal(
 
     plots = [name for level in get_args(Level) for name in plot_names(level)]
     files = [out / name for name in ("signal.json", "signal.md", *plots)]
-    with reserved(*files, overwrite=overwrite), measured.measured_answers(context, cache) as kept:
+    with reserved(*files, overwrite=overwrite), measured.measured_answers(context, cache) as folder:
         progress = Progress("signal")
         engine = load_engine(model, loading, progress=progress)
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
         progress.plan({"feeding answers": len(records), "computing": 0.1 * len(records)})
         with measured.teacher_forced(
-            engine, records, config, chat=chat, without_source=context_lift, cache=kept, progress=progress
+            engine, records, config, chat=chat, without_source=context_lift, cache=folder, progress=progress
         ) as answers:
             items = collect(answers)
         about: dict[str, Any] = {
@@ -136,7 +136,7 @@ def alpha(
     records = sample(read_labelled(data, format, both_classes=False), prompts, seed)
     questions = {record.group: record for record in records}.values()
     files = [plot] if plot else []
-    with reserved(*files, overwrite=overwrite), measured.measured_answers(context, cache) as kept:
+    with reserved(*files, overwrite=overwrite), measured.measured_answers(context, cache) as folder:
         progress = Progress("alpha")
         engine = load_engine(model, loading, progress=progress)
         from cocoa_engine.lab.alpha import collect, draw, suggest
@@ -146,9 +146,9 @@ def alpha(
             engine.encode_chat([{"role": "user", "content": question.question}]) if chat else question.prompt
             for question in questions
         ]
-        known = None if kept is None else AnswerCache(kept, "alpha", engine, config)
-        with progress.stage("answering", "prompts", len(asked), fate=partial(measured.fate, kept)) as stage:
-            candidates = collect(engine, asked, config, cache=known, advance=stage.advance)
+        answer_cache = None if folder is None else AnswerCache(folder, "alpha", engine, config)
+        with progress.stage("answering", "prompts", len(asked), fate=partial(measured.fate, folder)) as stage:
+            candidates = collect(engine, asked, config, cache=answer_cache, advance=stage.advance)
         ratios = suggest(candidates)
         if plot:
             draw(candidates, ratios, config.metric, plot)
@@ -208,7 +208,7 @@ def heads(
             f"{short_repr(lengths)})"
         )
     files = [] if out is None else [out]
-    with reserved(*files, overwrite=overwrite), measured.measured_answers(context, cache) as kept:
+    with reserved(*files, overwrite=overwrite), measured.measured_answers(context, cache) as folder:
         progress = Progress("heads")
         engine = load_engine(model, loading, progress=progress)
         from cocoa_engine.lab.heads import RUNS, find_retrieval_heads, with_reference  # imports torch
@@ -219,30 +219,30 @@ def heads(
         if spread:
             if (over_layers := spread_heads_of(engine.session.model)) is None:
                 raise ConfigError("this model has no layer that attends to the whole prompt")
-            found = over_layers.model_copy(update={"model_name": engine.model_name})
-            how = f"spread over layers {found.heads[0].layer} and above"
+            heads = over_layers.model_copy(update={"model_name": engine.model_name})
+            how = f"spread over layers {heads.heads[0].layer} and above"
         else:
-            with progress.stage("needles", "needles", needles, fate=partial(measured.fate, kept)) as stage:
-                found = find_retrieval_heads(engine, sizes, on_progress=stage.at, cache=kept)
-            best = ", ".join(f"{head.layer}.{head.head} ({head.score:.2f})" for head in found.heads[:5])
-            how = f"{found.samples} needles recalled; best: {best}"
+            with progress.stage("needles", "needles", needles, fate=partial(measured.fate, folder)) as stage:
+                heads = find_retrieval_heads(engine, sizes, on_progress=stage.at, cache=folder)
+            best = ", ".join(f"{head.layer}.{head.head} ({head.score:.2f})" for head in heads.heads[:5])
+            how = f"{heads.samples} needles recalled; best: {best}"
         if prompts:
-            with progress.stage("answering", "prompts", prompts, fate=partial(measured.fate, kept)) as stage:
-                found = with_reference(engine, found, prompts=prompts, on_progress=stage.at, cache=kept)
-        lines = [f"{len(found.heads)} heads of {found.model_name}, {how}"]
-        if found.reference is not None:
-            low, middle, high = (found.reference[len(found.reference) * part // 20] for part in (1, 10, 19))
+            with progress.stage("answering", "prompts", prompts, fate=partial(measured.fate, folder)) as stage:
+                heads = with_reference(engine, heads, prompts=prompts, on_progress=stage.at, cache=folder)
+        lines = [f"{len(heads.heads)} heads of {heads.model_name}, {how}"]
+        if heads.reference is not None:
+            low, middle, high = (heads.reference[len(heads.reference) * part // 20] for part in (1, 10, 19))
             lines.append(
-                f"source attention of {found.reference_spans} own spans: 5 % below {low:.3f}, half below "
+                f"source attention of {heads.reference_spans} own spans: 5 % below {low:.3f}, half below "
                 f"{middle:.3f}, 95 % below {high:.3f}"
             )
         if out is not None:
-            write_file(out, found.model_dump_json(indent=1) + "\n")
+            write_file(out, heads.model_dump_json(indent=1) + "\n")
             lines.append(f"Written to {out}.")
         show = partial(output(no_color=True).print, sep="\n", soft_wrap=True)
         show(*lines)
         try:
-            file = keep(found, engine.session.model)
+            file = keep(heads, engine.session.model)
         except (OSError, RuntimeError) as error:
             raise ConfigError(
                 f"the heads cannot be kept in the cache directory ({error}). Set COCOA_CACHE_DIR to a folder that can "
@@ -301,21 +301,21 @@ def threshold(
     lines = read_own_prompts(prompts)
     answers = [line.measured for line in lines if line.measured is not None]
     common_source(answers, thresholds)  # refuse bad thresholds before the work
-    with measured.measured_answers(context, cache) as kept:
+    with measured.measured_answers(context, cache) as folder:
         interrupt: KeyboardInterrupt | None = None
         if asked := [line for line in lines if line.measured is None]:
             require_scale(config.risk, thresholds)
             progress = Progress("threshold")
             engine = load_engine(model, loading, calibrator, progress=progress)
-            known = None if kept is None else AnswerCache(kept, "thresholds", engine, config)
+            answer_cache = None if folder is None else AnswerCache(folder, "thresholds", engine, config)
             try:
                 with progress.stage("answering", "prompts", len(asked)) as stage:
-                    options: dict[str, Any] = {"system": system, "raw": raw, "cache": known, "advance": stage.advance}
-                    answers.extend(measure(engine, asked, config, **options))
+                    options: dict[str, Any] = {"system": system, "raw": raw, "advance": stage.advance}
+                    answers.extend(measure(engine, asked, config, cache=answer_cache, **options))
             except KeyboardInterrupt as error:
                 shown = "the output is of these" if answers else "there is no output"
-                kept_too = f"; {measured.fate(kept)}" if kept is not None and kept.answers() else ""
-                print_note(f"answering: {len(answers)} of {len(lines)} were done; {shown}{kept_too}")
+                fate = f"; {measured.fate(folder)}" if folder is not None and folder.answers() else ""
+                print_note(f"answering: {len(answers)} of {len(lines)} were done; {shown}{fate}")
                 if not answers:
                     raise
                 interrupt = error

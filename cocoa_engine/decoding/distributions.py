@@ -102,14 +102,14 @@ class Distributions:
         """The output of a forward pass, split into one entry for each fed token."""
         source, passages = source_values(step), passage_values(step)
         hidden, probe = self._states.of_mlds(step.hidden), self._states.probe_scores(step.hidden)
-        known = [None] * len(step.logits) if self._needs_paths else self._top(step.logits, step.others)
+        distributions = [None] * len(step.logits) if self._needs_paths else self._top(step.logits, step.others)
         outputs = []
-        for row, following in enumerate(known):
-            again = following is None or self._method.reads_back
+        for row, distribution in enumerate(distributions):
+            again = distribution is None or self._method.reads_back
             logits = step.logits[row] if again else None
             others = step.others[:, row] if again and step.others is not None else None
             score = None if probe is None else probe[row]
-            outputs.append(TokenOutput(logits, hidden[:, row], following, others, source[row], passages[row], score))
+            outputs.append(TokenOutput(logits, hidden[:, row], distribution, others, source[row], passages[row], score))
         return outputs
 
     def after(self, prefix: Sequence[int], paths: Sequence[Path], outputs: Sequence[TokenOutput]) -> list[NextTokens]:
@@ -122,17 +122,17 @@ class Distributions:
         if self._needs_paths:
             others = [output.others for output in outputs if output.others is not None]
             stacked = torch.stack(others, dim=1) if others else None
-            known = self._top(torch.stack([logits_of(output) for output in outputs]), stacked, prefix, paths)
+            distributions = self._top(torch.stack([logits_of(output) for output in outputs]), stacked, prefix, paths)
         else:
-            known = [
+            distributions = [
                 output.next
                 or self._top(logits_of(output)[None], None if output.others is None else output.others[:, None])[0]
                 for output in outputs
             ]
-        for path, distribution in zip(paths, known, strict=True):
+        for path, distribution in zip(paths, distributions, strict=True):
             if distribution is None:
                 raise non_finite(len(prefix) + len(path))
-        return [distribution for distribution in known if distribution is not None]
+        return [distribution for distribution in distributions if distribution is not None]
 
     def _top(
         self, logits: Tensor, others: Tensor | None = None, prefix: Sequence[int] = (), paths: Sequence[Path] = ()
@@ -144,9 +144,9 @@ class Distributions:
         rules, config = self.rules, self.rules.config
         if others is None or not isinstance(self._method, ContrastingMethod):
             processed = rules.processed(prefix, paths, logits) if paths else logits
-            known = next_tokens(processed, self._count, native=self._native)
+            rows = next_tokens(processed, self._count, native=self._native)
             if rules.sampler is not None and paths:
-                known = rules.sampler.drawn(known, processed, [len(prefix) + len(path) for path in paths])
+                rows = rules.sampler.drawn(rows, processed, [len(prefix) + len(path) for path in paths])
         else:
             contrasts = self._method.contrast(logits.float(), others, config)
             allowed = self._method.plausible(logits.float(), config)
@@ -154,11 +154,11 @@ class Distributions:
             if allowed is not None:  # ignored in rows where the processors forbid every plausible token
                 plausible = ranked.masked_fill(~allowed, -torch.inf)
                 ranked = torch.where((plausible > -torch.inf).any(-1, keepdim=True), plausible, ranked)
-            known = contrasted(next_tokens(logits, self._count, native=self._native), logits, contrasts, ranked)
+            rows = contrasted(next_tokens(logits, self._count, native=self._native), logits, contrasts, ranked)
         if not (count := config.top_logprobs):
-            return known
-        top = [() if row is None else zip(row.token_ids[:count], row.log_probs[:count], strict=True) for row in known]
-        return [row and replace(row, top=tuple(pairs)) for row, pairs in zip(known, top, strict=True)]
+            return rows
+        top = [() if row is None else zip(row.token_ids[:count], row.log_probs[:count], strict=True) for row in rows]
+        return [row and replace(row, top=tuple(pairs)) for row, pairs in zip(rows, top, strict=True)]
 
 
 def source_values(step: StepOutput) -> Sequence[float | None]:

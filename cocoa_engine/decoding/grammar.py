@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -25,8 +24,8 @@ from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.matchers import json_rule, json_schema_grammar, regex_grammar, require_size, unenforced
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.forks import free_in_child
-from cocoa_engine.logs import safe_logger
 from cocoa_engine.optional import need
+from cocoa_engine.safe_text import safe_logger
 
 __all__ = ["GrammarProcessor", "constraint", "json_rule", "json_schema_grammar", "regex_grammar", "unenforced"]
 
@@ -35,7 +34,7 @@ logger = safe_logger(__name__)
 MOST_COMPILED = 128  # grammars that are kept compiled, each in a process; earlier ones are compiled again when used
 MASK_SECONDS = 0.01  # processor time of each answer for each token, on average; it takes less than a tenth of that
 
-_tokenizers: WeakKeyDictionary[Any, dict[Any, Load]] = WeakKeyDictionary()
+_tokenizers: weakref.WeakKeyDictionary[Any, dict[Any, Load]] = weakref.WeakKeyDictionary()
 _compiled: list[weakref.ref[_Grammar]] = []
 _numbers = itertools.count()
 _guard = free_in_child(threading.Lock())
@@ -176,9 +175,9 @@ class _Grammar:
         )
         self._workers[:] = [worker]
         with _guard:
-            _compiled[:] = [each for each in _compiled if each() not in (None, self)]
+            _compiled[:] = [reference for reference in _compiled if reference() not in (None, self)]
             if len(_compiled) >= MOST_COMPILED:
-                any(grammar.rest() for each in _compiled if (grammar := each()) is not None)
+                any(grammar.rest() for reference in _compiled if (grammar := reference()) is not None)
             _compiled.append(weakref.ref(self))
         return warnings
 

@@ -114,16 +114,16 @@ class _MatcherState:
 
     def move(self, answer: list[int]) -> None:
         """Return to what the answer has in common with the one before, then consume the rest of it."""
-        kept = len(self._tokens)
-        if answer[:kept] != self._tokens:
+        shared = len(self._tokens)
+        if answer[:shared] != self._tokens:
             pairs = enumerate(zip(self._tokens, answer, strict=False))
-            kept = next((at for at, (old, new) in pairs if old != new), len(answer))
-        if kept < len(self._tokens):
-            if kept < self._branch_length:
+            shared = next((at for at, (old, new) in pairs if old != new), len(answer))
+        if shared < len(self._tokens):
+            if shared < self._branch_length:
                 self._branch_point, self._branch_length = self._start.deep_copy(), 0
-            self._branch_point.try_consume_tokens(self._tokens[self._branch_length : kept])
-            self.matcher, self._branch_length = self._branch_point.deep_copy(), kept
-        consumed = kept + self.matcher.try_consume_tokens(answer[kept:])
+            self._branch_point.try_consume_tokens(self._tokens[self._branch_length : shared])
+            self.matcher, self._branch_length = self._branch_point.deep_copy(), shared
+        consumed = shared + self.matcher.try_consume_tokens(answer[shared:])
         self._tokens = answer
         if consumed < len(answer) or self.matcher.is_error():
             _require_simple(self.matcher)
@@ -199,13 +199,13 @@ def unenforced_here(schema: Mapping[str, Any]) -> list[str]:
     """Like :func:`unenforced`, in this process and without limits. For code that a worker runs."""
     warnings = validated(f"start: {_json_rule(schema)}")
     wide = [f"{key}: {part[key]} is too far from zero" for part, key in _wide_limits(schema)]
-    return [*wide, *(each for each in warnings if not each.startswith("Unknown format"))]
+    return [*wide, *(warning for warning in warnings if not warning.startswith("Unknown format"))]
 
 
 def regex_grammar(pattern: str) -> str:
     """The grammar of a text that matches, as a whole, a regular expression of Rust's regex crate."""
     of_type(pattern, str, "regex")
-    escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], pattern, flags=re.DOTALL)
+    escaped = re.sub(r"\\.|/", lambda match: "\\/" if match[0] == "/" else match[0], pattern, flags=re.DOTALL)
     return f"start: /{escaped}/".replace("\n", "\\n")
 
 
@@ -266,7 +266,7 @@ def _without_endless(schema: dict[str, Any]) -> Any:
     A grammar would allow the beginning of such a value, and nothing after it.
     """
     references = (part["$ref"] for part, _ in _keywords(schema, "$ref"))
-    targets = {each: _target(schema, each) for each in references if isinstance(each, str) and each.startswith("#")}
+    targets = {name: _target(schema, name) for name in references if isinstance(name, str) and name.startswith("#")}
     endless = {*targets}
     while finite := {reference for reference in endless if _has_value(targets[reference], endless)}:
         endless -= finite

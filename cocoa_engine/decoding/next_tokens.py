@@ -172,7 +172,7 @@ def _ranked(logits: Tensor, count: int) -> list[list[float]]:
 
 
 def contrasted(
-    known: Sequence[NextTokens | None], logits: Tensor, contrasts: Tensor, ranked: Tensor
+    distributions: Sequence[NextTokens | None], logits: Tensor, contrasts: Tensor, ranked: Tensor
 ) -> list[NextTokens | None]:
     """Add to each distribution the token that a contrasting method chooses: the one with the highest ``ranked`` value.
 
@@ -188,9 +188,9 @@ def contrasted(
     rows = torch.stack([column.double() for column in columns], dim=1).tolist()
     return [
         None
-        if each is None or not all(map(math.isfinite, row))
-        else replace(each, chosen=Chosen(int(row[1]), row[2], row[3]))
-        for each, row in zip(known, rows, strict=True)
+        if distribution is None or not all(map(math.isfinite, row))
+        else replace(distribution, chosen=Chosen(int(row[1]), row[2], row[3]))
+        for distribution, row in zip(distributions, rows, strict=True)
     ]
 
 
@@ -224,7 +224,7 @@ class Sampler:
         self._numbers: list[float] = []  # uniform in [0, 1), by position in the answer
 
     def drawn(
-        self, known: Sequence[NextTokens | None], logits: Tensor, positions: Sequence[int]
+        self, distributions: Sequence[NextTokens | None], logits: Tensor, positions: Sequence[int]
     ) -> list[NextTokens | None]:
         """Add to each distribution the token that is drawn from it.
 
@@ -240,8 +240,8 @@ class Sampler:
         below = torch.nextafter(totals[:, -1:], torch.zeros_like(totals[:, -1:]))  # rounding must not reach the total
         targets = torch.minimum(numbers.to(totals.device) * totals[:, -1:], below)
         token_ids = torch.searchsorted(totals, targets, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
-        rows = zip(known, token_ids.tolist(), log_probs_of(logits, token_ids).tolist(), strict=True)
+        rows = zip(distributions, token_ids.tolist(), log_probs_of(logits, token_ids).tolist(), strict=True)
         return [
-            None if each is None else replace(each, chosen=Chosen(token_id, log_prob))
-            for each, token_id, log_prob in rows
+            None if distribution is None else replace(distribution, chosen=Chosen(token_id, log_prob))
+            for distribution, token_id, log_prob in rows
         ]

@@ -103,9 +103,9 @@ class PerPrompt(Generic[T]):
     each: Sequence[T]
 
 
-def for_each(given: T | PerPrompt[T], count: int) -> Sequence[T]:
+def for_each(values: T | PerPrompt[T], count: int) -> Sequence[T]:
     """The processors or criteria of each of ``count`` prompts; :class:`.ConfigError` if there are more or fewer."""
-    each = given.each if isinstance(given, PerPrompt) else [given] * count
+    each = values.each if isinstance(values, PerPrompt) else [values] * count
     if len(each) != count:
         raise ConfigError(f"processors or criteria are given for {len(each)} prompts; there are {count}.")
     return each

@@ -257,15 +257,15 @@ class SpanDecoder:
         if limit is not None and measure is not None and reaches(measure(span).value, limit):
             self.finish_reason = "risk"
 
-    def _commit(self, tree: TokenTree, kept: Branch, taken: Path) -> None:
+    def _commit(self, tree: TokenTree, branch: Branch, taken: Path) -> None:
         """Make the tokens of ``taken`` part of the answer, and set the finish reason if it ends there."""
-        self.track = kept.track
+        self.track = branch.track
         self._token_ids.extend(taken)
         if self.finish_reason is None:  # "risk" takes precedence
-            self.finish_reason = kept.ended or ("length" if self._tokens_left < 1 else None)
+            self.finish_reason = branch.ended or ("length" if self._tokens_left < 1 else None)
         if self.has_ended() and not tree.keeps_rest:
             return  # such a tree may be unable to commit a cut branch, and is not fed any more
-        likely = (kept.next.best, *self._competing(kept.next).token_ids) if kept.next is not None else ()
+        likely = (branch.next.best, *self._competing(branch.next).token_ids) if branch.next is not None else ()
         self._feed.commit(tree, taken, likely)
 
     def _competing(self, following: NextTokens) -> NextTokens:

@@ -53,8 +53,8 @@ def collect(
 
     def candidates_of(generation: Generation) -> dict[str, Any]:
         candidates = (candidate for span in generation.spans for candidate in span.candidates)
-        scales = [(ranking_mlds(settings, one.con_mlds, one.f_mlds), abs(one.log_prob)) for one in candidates]
-        return {"candidates": scales}
+        measured = ((candidate.con_mlds, candidate.f_mlds, abs(candidate.log_prob)) for candidate in candidates)
+        return {"candidates": [(ranking_mlds(settings, con, f), log_prob) for con, f, log_prob in measured]}
 
     asked = answered(engine, prompts, prompts, settings, candidates_of, cache=cache, advance=advance)
     return [(mlds, log_prob) for _, values in asked for mlds, log_prob in values["candidates"]]
@@ -70,7 +70,7 @@ def suggest(candidates: Sequence[Scale]) -> AlphaRange:
     return AlphaRange(float(low), float(median), float(high), of_means, len(values))
 
 
-def draw(candidates: Sequence[Scale], found: AlphaRange, metric: str, path: Path) -> None:
+def draw(candidates: Sequence[Scale], ratios: AlphaRange, metric: str, path: Path) -> None:
     """Draw the paper's scatter plot, with lines of equal ratio at the quartiles. Needs matplotlib."""
     need("matplotlib", extra="risk", what="the scatter plot")
     from matplotlib.figure import Figure
@@ -81,7 +81,7 @@ def draw(candidates: Sequence[Scale], found: AlphaRange, metric: str, path: Path
     axes.scatter(values[:, 0], values[:, 1], s=8, alpha=0.4, rasterized=True)  # thousands of points
     ends = np.array([values[:, 0].min(), values[:, 0].max()])
     for name in ("low", "median", "high"):
-        ratio = getattr(found, name)
+        ratio = getattr(ratios, name)
         axes.plot(ends, ratio * ends, linestyle="-" if name == "median" else ":", label=f"{name}: {ratio:.2f}")
     axes.set_xlabel(metric)
     axes.set_ylabel("|log p_S| in nats")

@@ -163,8 +163,8 @@ def _read(line: bytes) -> dict[str, Any] | None:
     """The values of a line that :meth:`AnswerCache.add` wrote; `None` for another line."""
     text, mark, rest = line.rpartition(_CHECKSUM[: _CHECKSUM.index(b"%")])
     row = parse_note(line) if mark and mark + rest == _CHECKSUM % crc32(text) else None
-    known = row is not None and isinstance(row.get("answer"), str) and isinstance(row.get("values"), dict)
-    return row if known else None
+    is_answer = row is not None and isinstance(row.get("answer"), str) and isinstance(row.get("values"), dict)
+    return row if is_answer else None
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:
@@ -206,9 +206,9 @@ def answered(
     config, size = config.replace(max_risk=None), engine.runtime.max_batch_size
     passages = source or [None] * len(prompts)
     identities = [prompt if of is None else [prompt, of] for prompt, of in zip(prompts, passages, strict=True)]
-    known = [None if cache is None else cache.get(identity) for identity in identities]
-    missing = [number for number, values in enumerate(known) if values is None]
-    advance(len(known) - len(missing))
+    cached = [None if cache is None else cache.get(identity) for identity in identities]
+    missing = [number for number, values in enumerate(cached) if values is None]
+    advance(len(cached) - len(missing))
 
     def answers() -> Iterator[Generation]:
         for start in range(0, len(missing), size):
@@ -219,7 +219,7 @@ def answered(
             yield from generations
 
     generations = answers()
-    for identity, item, values in zip(identities, items, known, strict=True):
+    for identity, item, values in zip(identities, items, cached, strict=True):
         if values is None:
             values = values_of(next(generations))
             if cache is not None:

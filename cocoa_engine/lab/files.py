@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from cocoa_engine.errors import DataError
-from cocoa_engine.messages import explain
+from cocoa_engine.errors import DataError, explain
 from cocoa_engine.optional import need
 from cocoa_engine.safe_text import shortened
 
@@ -117,7 +116,7 @@ def read_parquet(path: Path) -> Iterator[Row]:
             # The size by the file's metadata, in which nulls have none. That of its columns is not read: in a damaged
             # file, it aborts the process in pyarrow.
             groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
-            sizes = (max(0, one.total_byte_size) + max(0, one.num_rows * one.num_columns) for one in groups)
+            sizes = (max(0, group.total_byte_size) + max(0, group.num_rows * group.num_columns) for group in groups)
             _check_inflated(path, sum(sizes))
             row_size = sum(max(8, leaf.length) for leaf in file.schema)  # without texts
             most = max(1, INFLATED_LIMIT // max(1, row_size))

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.errors import CalibrationError, CocoaError
 from cocoa_engine.lab.ranking import Bootstrap, Interval, Ranked
-from cocoa_engine.lab.thresholds import brier, choose, expected_calibration_error, reliability, require
+from cocoa_engine.lab.thresholds import brier, choose, expected_calibration_error, reliability
 from cocoa_engine.optional import need
 from cocoa_engine.risk.features import PROBE_FEATURE
 from cocoa_engine.risk.fitted import (
@@ -67,8 +67,12 @@ class FitSettings(SettingsModel, frozen=True):
     @field_validator("threshold")
     @classmethod
     def _reachable(cls, threshold: tuple[Rule, float] | None) -> tuple[Rule, float] | None:
-        if threshold is not None:
-            require(*threshold)
+        rule, target = threshold or ("precision", 1.0)
+        if not 0 < target <= 1 or (rule == "conformal" and target == 1):
+            ends = "the share that may be missed must be above 0 and below 1"
+            raise CalibrationError(
+                f"{ends if rule == 'conformal' else f'a {rule} is above 0 and at most 1'}: {target:g}."
+            )
         return threshold
 
 
@@ -445,6 +449,6 @@ def validate(
         brier=brier(risks, labels),
         brier_of_base_rate=brier(np.full(len(labels), labels.mean()), labels),
         ece=expected_calibration_error(curve),
-        reliability=[one.model_copy(update={"items": round(one.items / repeats)}) for one in curve],
+        reliability=[part.model_copy(update={"items": round(part.items / repeats)}) for part in curve],
         rivals=baselines,
     )

@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import CalibrationError
-from cocoa_engine.lab.data import LabelledText, Question
 from cocoa_engine.lab.fit import DEFAULTS, Direction, FitSettings, LabelledFeatures, fit
 from cocoa_engine.lab.forced import force
 from cocoa_engine.lab.measured import labelled_features, own_answers, probe_layer
+from cocoa_engine.lab.records import LabelledText, Question
 from cocoa_engine.lab.self_made import made_questions, self_made_features
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.language_model import dtype_name
@@ -114,9 +114,9 @@ def fit_self_made(
     """
     config, engine = config or engine.config, engine.without_calibrator()
     made = made_questions(documents, count, settings.seed)
-    found = self_made_features(engine, made, config, chat=chat, seed=settings.seed)
-    about = about_self_made(found, count, len(documents))
-    return _warned(engine, config, found, about, settings.model_copy(update={"probe": False}))
+    features = self_made_features(engine, made, config, chat=chat, seed=settings.seed)
+    about = about_self_made(features, count, len(documents))
+    return _warned(engine, config, features, about, settings.model_copy(update={"probe": False}))
 
 
 def about_self_made(levels: Iterable[Level], count: int, documents: int) -> dict[Level, str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder
-from cocoa_engine.lab.data import LabelledText
+from cocoa_engine.lab.records import LabelledText
 from cocoa_engine.scoring.text_profile import LayerProfile, Profiler, TokenProfile
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def force(
 
     for _, same in groupby(records, key=lambda record: record.prompt):
         batch = list(same)
-        known = {record: None if cache is None else cache.get(record) for record in batch}
-        if missing := [record for record, forced in known.items() if forced is None]:
+        by_record = {record: None if cache is None else cache.get(record) for record in batch}
+        if missing := [record for record, forced in by_record.items() if forced is None]:
             # a plain prompt ends with a colon, so a space has to follow; offsets count from the answer's first letter
             texts = [record.text if chat or record.text[0].isspace() else f" {record.text}" for record in missing]
             profiles = profiles_of(missing[0], texts)
@@ -94,10 +94,10 @@ def force(
                 shift = len(text) - len(record.text) - dropped
                 ends = [min(max(end - shift, 0), len(record.text)) for end in profile.ends]
                 sourceless = None if other is None else TeacherForced(record, other, ends)
-                known[record] = forced = TeacherForced(record, profile, ends, sourceless)
+                by_record[record] = forced = TeacherForced(record, profile, ends, sourceless)
                 if cache is not None:
                     cache.add(forced)
-        yield from (forced for forced in map(known.get, batch) if forced is not None)
+        yield from (forced for forced in map(by_record.get, batch) if forced is not None)
         advance(len(batch))
 
 
@@ -195,7 +195,7 @@ class ProfileCache:
         values = self._answers.get(_identity(record))
         if values is None:
             return None
-        kept = [
+        profiles = [
             KeptProfile(
                 **{name: profile[name] for name in _LISTS},
                 ranges={(start, end): at for at, (start, end) in enumerate(profile["ranges"])},
@@ -205,7 +205,7 @@ class ProfileCache:
             )
             for profile in values["profiles"]
         ]
-        first, *other = [TeacherForced(record, profile, values["ends"]) for profile in kept]
+        first, *other = [TeacherForced(record, profile, values["ends"]) for profile in profiles]
         return TeacherForced(record, first.profile, first.ends, *other)
 
     def add(self, forced: TeacherForced) -> None:

@@ -116,12 +116,12 @@ def find_retrieval_heads(
         raise UnsupportedModelError(f"the heads of {engine.model_name} cannot be numbered: the model {why}.")
     total = torch.zeros(model.num_layers, num_heads, dtype=torch.float64)
     runs = [(length, depth, needle) for length in lengths for depth in depths for needle in NEEDLES]
-    known = None if cache is None else AnswerCache(cache, "needles", engine, engine.config, {})
+    answer_cache = None if cache is None else AnswerCache(cache, "needles", engine, engine.config, {})
     samples = 0
     for number, (length, depth, needle) in enumerate(runs, start=1):
         prompt = _prompt(engine, needle, length, depth)
         measure = partial(_answered, engine, prompt, needle.text)
-        values = measure() if known is None else known.get_or_measure([prompt, needle.text], measure)
+        values = measure() if answer_cache is None else answer_cache.get_or_measure([prompt, needle.text], measure)
         if _recall(needle.text, values["answer"]) > RECALLED:
             total += torch.tensor(values["scores"], dtype=torch.float64)
             samples += 1
@@ -227,7 +227,7 @@ KNOTS, MIN_SPANS = 101, 50
 
 def with_reference(
     engine: CocoaEngine,
-    found: RetrievalHeads,
+    heads: RetrievalHeads,
     *,
     prompts: int = PROMPTS,
     seed: int = 0,
@@ -255,7 +255,7 @@ def with_reference(
     values: list[float] = []
     with tempfile.TemporaryDirectory(prefix="cocoa-heads-") as folder:
         file = Path(folder) / "heads.json"
-        write_file(file, found.model_dump_json())
+        write_file(file, heads.model_dump_json())
         config = engine.config.replace(
             decore_heads=str(file), max_new_tokens=MAX_NEW_TOKENS, max_risk=None, method="cocoa-sig"
         )
@@ -268,14 +268,14 @@ def with_reference(
             asked.append(_encoded(engine, request))
         # the file of the heads has another name each time, so the heads alone count
         settings = config.model_dump(mode="json", exclude={"decore_heads"})
-        known = None if cache is None else AnswerCache(cache, "reference", engine, config, {"config": settings})
+        answer_cache = None if cache is None else AnswerCache(cache, "reference", engine, config, {"config": settings})
         done: list[int] = []
 
         def advance(count: int) -> None:
             done.append(count)
             on_progress(sum(done), len(asked))
 
-        for _, measured in answered(engine, asked, asked, config, _attention, cache=known, advance=advance):
+        for _, measured in answered(engine, asked, asked, config, _attention, cache=answer_cache, advance=advance):
             values += measured["source_attention"]
     if len(values) < MIN_SPANS:
         invisible = "Its attention may not be visible (see `cocoa info`)"
@@ -286,7 +286,7 @@ def with_reference(
         )
     knots = np.quantile(np.array(values), np.linspace(0, 1, KNOTS)).clip(0, 1)
     rounded = [round(float(knot), 6) for knot in knots]
-    return found.model_copy(update={"reference": rounded, "reference_spans": len(values)})
+    return heads.model_copy(update={"reference": rounded, "reference_spans": len(values)})
 
 
 def _attention(answer: Generation) -> dict[str, Any]:
@@ -307,10 +307,10 @@ def keep_reference(
     Returns the file; `None` if the model has a reference distribution, or no attention that can be seen.
     """
     model = engine.session.model
-    found = heads_of_model(None, model) or spread_heads_of(model)
-    if found is None or found.reference is not None:
+    heads = heads_of_model(None, model) or spread_heads_of(model)
+    if heads is None or heads.reference is not None:
         return None
-    named = found.model_copy(update={"model_name": engine.model_name})
+    named = heads.model_copy(update={"model_name": engine.model_name})
     with suppress(UnsupportedModelError):
         return keep(with_reference(engine, named, on_progress=on_progress, cache=cache), model)
     return None

@@ -160,37 +160,37 @@ def composites(items: Items, layers: Layers, alpha: float, length: SpanLogProb =
 
 def indicators(items: Items, layers: Layers, alpha: float, length: SpanLogProb = "sum") -> dict[str, Floats]:
     """Every score of each item, higher is riskier: the method's scores first, then the baselines."""
-    found = {name: -score for name, score in composites(items, layers, alpha, length).items()}
-    found["ConMLDS"] = items.con_mlds(layers.window)
-    found["fMLDS"] = items.f_mlds(layers.window, layers.final)
-    found["-log p"] = -items.log_prob
-    found["-mean log p"] = -items.log_prob / items.tokens
-    found["-min log p"] = -items.min_log_prob
-    found["mean entropy"] = items.mean_entropy
-    found["-mean margin"] = -items.mean_margin
+    scores = {name: -score for name, score in composites(items, layers, alpha, length).items()}
+    scores["ConMLDS"] = items.con_mlds(layers.window)
+    scores["fMLDS"] = items.f_mlds(layers.window, layers.final)
+    scores["-log p"] = -items.log_prob
+    scores["-mean log p"] = -items.log_prob / items.tokens
+    scores["-min log p"] = -items.min_log_prob
+    scores["mean entropy"] = items.mean_entropy
+    scores["-mean margin"] = -items.mean_margin
     if not np.isnan(items.source_attention).any():
-        found["-source attention"] = -items.source_attention
+        scores["-source attention"] = -items.source_attention
     if items.level == "span":
-        found["first entropy"] = items.first_entropy
-        found["-first margin"] = -items.first_margin
+        scores["first entropy"] = items.first_entropy
+        scores["-first margin"] = -items.first_margin
     if items.level == "answer":
-        found["length in tokens"] = items.tokens
+        scores["length in tokens"] = items.tokens
     else:
-        found["position in tokens"] = items.position
-        found["position as a share of the answer"] = items.relative_position
+        scores["position in tokens"] = items.position
+        scores["position as a share of the answer"] = items.relative_position
     if (without := items.without_source) is not None:  # a smaller rise of log p, or a larger one of an MLDS, is riskier
         window, final = layers.window, layers.final
         lift = items.log_prob - without.log_prob
-        found["-context lift"] = -lift
+        scores["-context lift"] = -lift
         if items.level != "character":
-            found["-mean context lift"] = -lift / items.tokens
-        found["lift of ConMLDS"] = found["ConMLDS"] - without.con_mlds(window)
-        found["lift of fMLDS"] = found["fMLDS"] - without.f_mlds(window, final)
-        found["-log p without the source"] = -without.log_prob
+            scores["-mean context lift"] = -lift / items.tokens
+        scores["lift of ConMLDS"] = scores["ConMLDS"] - without.con_mlds(window)
+        scores["lift of fMLDS"] = scores["fMLDS"] - without.f_mlds(window, final)
+        scores["-log p without the source"] = -without.log_prob
     if items.level == "character":  # for single tokens these equal -log p
         for name in ("-mean log p", "-min log p"):
-            del found[name]
-    return found
+            del scores[name]
+    return scores
 
 
 def layer_choices(num_layers: int, configured: Layers) -> dict[str, Layers]:

@@ -12,10 +12,10 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.speculation import preceding
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.lab.cache import AnswerCache, answered
-from cocoa_engine.lab.data import Question
 from cocoa_engine.lab.fit import Floats32, LabelledFeatures
 from cocoa_engine.lab.forced import Segment, TeacherForced, answer, spans
 from cocoa_engine.lab.indicators import Layers
+from cocoa_engine.lab.records import Question
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.results import Generation

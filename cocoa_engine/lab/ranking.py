@@ -150,10 +150,10 @@ class Bootstrap:
 
 def interval(estimate: float, samples: Floats) -> Interval:
     """The 2.5 % and 97.5 % quantiles of bootstrap samples, without samples that lack a class."""
-    known = samples[np.isfinite(samples)]
-    if not len(known):
+    finite = samples[np.isfinite(samples)]
+    if not len(finite):
         return Interval(estimate, None, None)
-    low, high = np.quantile(known, [0.025, 0.975])
+    low, high = np.quantile(finite, [0.025, 0.975])
     return Interval(estimate, min(float(low), estimate), max(float(high), estimate))
 
 

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -17,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.lab.cache import AnswerCache
-from cocoa_engine.lab.data import LabelledSpan, LabelledText, Question
 from cocoa_engine.lab.fit import LabelledFeatures
 from cocoa_engine.lab.forced import ProfileCache, force
 from cocoa_engine.lab.measured import labelled_features, own_answers
+from cocoa_engine.lab.records import LabelledSpan, LabelledText, Question
 from cocoa_engine.risk.features import Level
 
 if TYPE_CHECKING:
@@ -93,11 +92,11 @@ def passages(seed: int = 0) -> Iterator[Passage]:
 def _subject(template: str, random: Random) -> str:
     """A name from a template such as ``the {place} {house}``."""
     templates = _templates()
-    given, start = random.choice(templates["given"]), random.choice(templates["starts"])
+    first_name, start = random.choice(templates["given"]), random.choice(templates["starts"])
     family = start + random.choice(templates["endings"])
     place = start + random.choice(templates["middles"]) + random.choice(templates["ends"])
     words = {name: random.choice(templates["words"][name]) for name in ("firm", "house")}
-    return template.format(person=f"{given} {family}", family=family, town=place, place=place, **words)
+    return template.format(person=f"{first_name} {family}", family=family, town=place, place=place, **words)
 
 
 def _value(fact: Mapping[str, Any], random: Random) -> tuple[str, ...]:
@@ -138,7 +137,7 @@ def planted_errors(count: int, seed: int = 0) -> list[LabelledText]:
     """Retellings of invented passages, one for each, whose false and unstated values are labelled."""
     random = Random(seed)
     records = []
-    for number, passage in enumerate(islice(passages(seed), count)):
+    for number, passage in enumerate(itertools.islice(passages(seed), count)):
         missing = list(passage.missing)
         text, spans = "", list[LabelledSpan]()
         for fact in random.sample(passage.stated, TOLD):
@@ -216,10 +215,10 @@ def made_questions(documents: Sequence[str] = (), count: int = QUESTIONS, seed: 
         for number, passage in enumerate(passages(seed))
         for fact in (*passage.stated[:2], passage.missing[0])
     )
-    made = list(islice(invented, count - count // 2 if documents else count))
+    made = list(itertools.islice(invented, count - count // 2 if documents else count))
     if not documents:
         return made
-    asked = list(islice(_of_documents(documents, seed), count // 2))
+    asked = list(itertools.islice(_of_documents(documents, seed), count // 2))
     if not asked:
         raise CalibrationError(
             "the documents have no sentence with a name, a date or a number to ask for; leave them out, or give others."
@@ -241,10 +240,10 @@ def _of_documents(documents: Sequence[str], seed: int) -> Iterator[MadeQuestion]
     for number, sentences in enumerate(parts):
         text = " ".join(sentences)
         terms = [(at, match.group()) for at, sentence in enumerate(sentences) for match in _TERM.finditer(sentence)]
-        known = [(at, term) for at, term in terms if text.count(term) == 1]
-        if not known or len(sentences) < 2:
+        unique = [(at, term) for at, term in terms if text.count(term) == 1]
+        if not unique or len(sentences) < 2:
             continue
-        at, term = random.choice(known)
+        at, term = random.choice(unique)
         cloze = sentences[at].replace(term, "____", 1)
         asked = f'Which name, date or number belongs in the gap? "{cloze}"'
         without = " ".join(sentences[:at] + sentences[at + 1 :])
@@ -260,19 +259,19 @@ def self_made_features(
     chat: bool = False,
     seed: int = 0,
     cache: AnswerCache | None = None,
-    known: ProfileCache | None = None,
+    profiles: ProfileCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
     feeding: Callable[[Sequence[LabelledText]], Iterable[LabelledText]] = iter,
 ) -> dict[Level, LabelledFeatures]:
     """The features and labels of a model's answers to made questions, and of the spans of texts with planted errors.
 
     There are half as many texts as questions; ``seed`` is theirs. ``chat``: they are fed through the model's chat
-    template. ``cache`` and ``known`` have what was asked and fed before. ``advance`` is called with the number of
+    template. ``cache`` and ``profiles`` have what was asked and fed before. ``advance`` is called with the number of
     questions answered since the last call, and ``feeding`` yields the texts, to show progress.
     """
-    found: dict[Level, LabelledFeatures] = {}
+    features: dict[Level, LabelledFeatures] = {}
     with suppress(CalibrationError):  # all answers are empty
-        found["answer"] = own_answers(engine, made, config, cache=cache, advance=advance)
+        features["answer"] = own_answers(engine, made, config, cache=cache, advance=advance)
     texts = planted_errors(len(made) // 2, seed)
-    fed = force(engine, feeding(texts), config, chat=chat, cache=known)
-    return {**labelled_features(fed, config, engine.num_layers), **found}
+    fed = force(engine, feeding(texts), config, chat=chat, cache=profiles)
+    return {**labelled_features(fed, config, engine.num_layers), **features}

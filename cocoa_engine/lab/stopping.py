@@ -14,8 +14,8 @@ from pydantic import BeforeValidator, FiniteFloat
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ChatTemplateError, ConfigError, DataError
 from cocoa_engine.lab.cache import AnswerCache, answered
-from cocoa_engine.lab.data import Question
 from cocoa_engine.lab.files import RowModel, parsed, read_json_lines, read_text
+from cocoa_engine.lab.records import Question
 from cocoa_engine.model.prompts import Prompt, chat_of
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.policy import reaches
@@ -74,7 +74,7 @@ class OwnPrompt:
     are any; or the risks of an answer that was measured before."""
 
     request: str
-    known: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
     context: str | None = None
     measured: Answer | None = None
 
@@ -92,7 +92,7 @@ class OwnPrompt:
         return Answer(
             spans=risks,
             whole=None if line.answer_risk is None else _finite(line.answer_risk),
-            right=Question("", None, self.known, "").is_right(text) if self.known else None,
+            right=Question("", None, self.answers, "").is_right(text) if self.answers else None,
             risk_source=next(filter(None, sources), None),
             flagged=None if any(span.flagged is None for span in spans) else flags,
             threshold=line.threshold,
@@ -121,8 +121,8 @@ def _read(line: _Line, where: str) -> OwnPrompt:
         if line.text is None and line.answer is None:
             raise DataError(f"{where}: the spans of an answer need its text.")
         text = line.text if line.text is not None else " ".join(line.answer or ())
-        known = line.answers or line.references or (line.answer if line.text is not None else None)
-        asked = OwnPrompt("", tuple(known or ()))
+        answers = line.answers or line.references or (line.answer if line.text is not None else None)
+        asked = OwnPrompt("", tuple(answers or ()))
         return replace(asked, measured=asked.answer(line, text))
     request, context = line.prompt, None
     if request is None and line.question is not None:

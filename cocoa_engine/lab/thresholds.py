@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.risk.fitted import ReliabilityBin, Rule, Threshold
-
-
-def require(rule: str, target: float) -> None:
-    """Refuse an unknown rule, or a target that is out of range, with a CalibrationError."""
-    if rule not in get_args(Rule):
-        raise CalibrationError(f"a threshold is chosen by {', '.join(get_args(Rule))}, not by {rule!r}.")
-    if not 0 < target <= 1 or (rule == "conformal" and target == 1):
-        ends = "the share that may be missed must be above 0 and below 1"
-        raise CalibrationError(f"{ends if rule == 'conformal' else f'a {rule} is above 0 and at most 1'}: {target:g}.")
 
 
 def reached(risks: ArrayLike, labels: ArrayLike, threshold: float) -> tuple[float | None, float]:
@@ -76,7 +66,6 @@ def conformal(risks: ArrayLike, labels: ArrayLike, groups: Sequence[Hashable], t
     holds on average over prompts, not for each prompt or kind of prompt, and does not limit false alarms. With a target
     below 1 / (n + 1), only the threshold 0 is safe, which flags every span.
     """
-    require("conformal", target)
     values, hallucinated = np.asarray(risks, dtype=np.float64), np.asarray(labels, dtype=bool)
     if not len(values):
         raise CalibrationError("choosing a threshold needs spans.")
@@ -98,9 +87,8 @@ def choose(rule: Rule, target: float, risks: ArrayLike, labels: ArrayLike, group
     """Choose a threshold by one of the rules, with its precision and recall on the spans it was chosen on.
 
     Raises:
-        CalibrationError: the target is out of range or cannot be reached.
+        CalibrationError: the target cannot be reached.
     """
-    require(rule, target)
     if rule == "conformal":
         value = conformal(risks, labels, groups, target)
     else:
@@ -141,8 +129,8 @@ def reliability(risks: ArrayLike, labels: ArrayLike, bins: int = 10) -> list[Rel
 
 def expected_calibration_error(curve: list[ReliabilityBin]) -> float:
     """ECE: the sum over bins of (items of the bin / all items) * abs(mean risk - share hallucinated)."""
-    total = sum(one.items for one in curve)
-    return sum(one.items * abs(one.mean_risk - one.share_hallucinated) for one in curve) / total
+    total = sum(part.items for part in curve)
+    return sum(part.items * abs(part.mean_risk - part.share_hallucinated) for part in curve) / total
 
 
 def ece_if_exact(risks: ArrayLike, *, draws: int = 1000, seed: int = 0) -> float:

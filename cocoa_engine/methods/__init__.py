@@ -16,9 +16,9 @@ def _load(name: MethodName) -> DecodingMethod:
     """Import the file of a method and create the one :class:`DecodingMethod` that it defines."""
     module = import_module(f"{__name__}.{name.replace('-', '_')}")
     (method,) = (
-        found
-        for found in vars(module).values()
-        if isinstance(found, type) and issubclass(found, DecodingMethod) and found.__module__ == module.__name__
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, DecodingMethod) and value.__module__ == module.__name__
     )
     return method()
 

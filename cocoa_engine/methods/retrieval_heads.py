@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from cocoa_engine.arguments import ValidatedModel
 from cocoa_engine.cache_directory import cache_directory, is_private, private_folder, write_note
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.logs import safe_logger
+from cocoa_engine.safe_text import safe_logger
 
 if TYPE_CHECKING:  # settings can be imported without torch
     from cocoa_engine.model.language_model import LanguageModel
@@ -69,8 +69,8 @@ class RetrievalHeads(ValidatedModel):
     def _heads_of_the_model(self) -> RetrievalHeads:
         if any(head.layer >= self.num_layers or head.head >= self.num_heads for head in self.heads):
             raise ValueError(f"a head is outside the {self.num_layers} layers of {self.num_heads} heads")
-        known = self.reference or [0.0]
-        if sorted(known) != known or not 0 <= known[0] <= known[-1] <= 1:
+        quantiles = self.reference or [0.0]
+        if sorted(quantiles) != quantiles or not 0 <= quantiles[0] <= quantiles[-1] <= 1:
             raise ValueError("reference must hold quantiles in [0, 1] that do not decrease")
         return self
 
@@ -166,16 +166,16 @@ def source_heads(
         return ()
     if path is None and fitted is not None:
         return tuple(fitted)
-    found = heads_of_model(path, model) or spread_heads_of(model)
-    return () if found is None else found.best(SOURCE_HEADS)
+    heads = heads_of_model(path, model) or spread_heads_of(model)
+    return () if heads is None else heads.best(SOURCE_HEADS)
 
 
-def are_spread(heads: Sequence[tuple[int, int]], found: RetrievalHeads | None, model: LanguageModel) -> bool:
+def are_spread(heads: Sequence[tuple[int, int]], retrieval_heads: RetrievalHeads | None, model: LanguageModel) -> bool:
     """Whether heads of :func:`source_heads` were not searched for, but spread over the layers.
 
-    ``found`` are the model's retrieval heads, if they are known.
+    ``retrieval_heads`` are those of the model, if they are known.
     """
-    if found is not None and found.samples:
+    if retrieval_heads is not None and retrieval_heads.samples:
         return False
     spread = spread_heads_of(model)
     return bool(heads) and spread is not None and set(heads) == set(spread.best(SOURCE_HEADS))
@@ -195,20 +195,20 @@ def heads_of_model(path: str | None, model: LanguageModel) -> RetrievalHeads | N
     shape = model.num_layers, heads_per_layer(model)
     if path is None:
         candidates = (_kept(model), _read(_EMBEDDED, 0))
-        return next((each for each in candidates if each and (each.num_layers, each.num_heads) == shape), None)
+        return next((heads for heads in candidates if heads and (heads.num_layers, heads.num_heads) == shape), None)
     file = Path(path)
     try:
-        found = _read(file, file.stat().st_mtime_ns)
+        heads = _read(file, file.stat().st_mtime_ns)
     except ConfigError as error:
         raise ConfigError(f"decore_heads: {path} is not a file of `cocoa heads`: {error}") from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path that contains a NUL character
         raise ConfigError(f"decore_heads: {path} cannot be read ({error}); `cocoa heads` writes it.") from None
-    if (found.num_layers, found.num_heads) != shape:
+    if (heads.num_layers, heads.num_heads) != shape:
         raise ConfigError(
-            f"decore_heads: {path} is for {found.model_name}, with {found.num_layers} layers of {found.num_heads} "
+            f"decore_heads: {path} is for {heads.model_name}, with {heads.num_layers} layers of {heads.num_heads} "
             f"heads; this model has {shape[0]} of {shape[1]}. Run `cocoa heads` on this model."
         )
-    return found
+    return heads
 
 
 def kept_file(model: LanguageModel) -> Path:
@@ -224,7 +224,7 @@ def kept_file(model: LanguageModel) -> Path:
     return cache_directory() / "heads" / f"{model_digest(model)}.json"
 
 
-def keep(found: RetrievalHeads, model: LanguageModel) -> Path:
+def keep(heads: RetrievalHeads, model: LanguageModel) -> Path:
     """Write the retrieval heads of a model to the cache directory, where every engine of the model finds them.
 
     The file is replaced as a whole, under a lock.
@@ -238,7 +238,7 @@ def keep(found: RetrievalHeads, model: LanguageModel) -> Path:
     file = kept_file(model)
     private_folder(file.parent)
     with FileLock(f"{file}.lock", timeout=60):
-        write_note(file, found.model_dump_json(indent=1) + "\n")
+        write_note(file, heads.model_dump_json(indent=1) + "\n")
     return file
 
 

@@ -7,13 +7,15 @@ its own processors where a ``Tensor`` is passed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-Processor = Callable[..., Tensor]
+Processor = Callable[..., "Tensor"]
 """Called as ``(ids [1, t], logits [1, V])``; returns logits ``[1, V]``."""
 
-Criterion = Callable[..., bool | Tensor]
+Criterion = Callable[..., "bool | Tensor"]
 """Called as ``(ids [1, t], None)``; whether the text ends, as a bool or a bool tensor."""
 
 Processors = Processor | Sequence[Processor] | None

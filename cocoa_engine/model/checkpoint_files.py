@@ -13,17 +13,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, TypeAdapter, ValidationError, ValidationInfo, create_model, field_validator
 
-from cocoa_engine.errors import ModelLoadError, safe_cause
-from cocoa_engine.messages import explain
+from cocoa_engine.errors import ModelLoadError, explain, safe_cause
 from cocoa_engine.model.gguf_reader import SUFFIX, parts_of
+from cocoa_engine.model.load_options import ACCESS_OPTIONS
 from cocoa_engine.safe_text import short_repr
 
 ADAPTER = "load it and its base model with peft, and use CocoaEngine(model, tokenizer)"
 
-# Options of transformers that determine where files come from. All of them apply to the config, and to the tokenizer if
-# it has the model's name. A tokenizer with another name has its own revision and folder.
-ACCESS_OPTIONS = ("token", "cache_dir", "local_files_only", "force_download", "proxies")
-SOURCE_OPTIONS = (*ACCESS_OPTIONS, "revision", "code_revision", "subfolder", "gguf_file")
 FILE_OPTIONS = (*ACCESS_OPTIONS, "revision", "subfolder")
 
 
@@ -54,11 +50,11 @@ def locate(name: str) -> tuple[str, str | None]:
     return name, None
 
 
-def name_of(given: str | os.PathLike[str], what: str) -> str:
+def name_of(value: str | os.PathLike[str], what: str) -> str:
     """The name of a model or tokenizer as text, if it is not empty and has no NUL character."""
-    name = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
+    name = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(name, str) or not name.strip() or "\0" in name:
-        raise ModelLoadError(f"the name of the {what} is {short_repr(given)}; name a local folder or a Hub id")
+        raise ModelLoadError(f"the name of the {what} is {short_repr(value)}; name a local folder or a Hub id")
     return name
 
 

@@ -122,7 +122,7 @@ def frequencies_of(config: Any) -> Frequencies | None:
             limits.append((config.max_position_embeddings, True))
     if not limits:
         return None
-    return lambda length: tuple(0 if length <= limit else length if each else 1 for limit, each in limits)
+    return lambda length: tuple(0 if length <= limit else length if window else 1 for limit, window in limits)
 
 
 class Windows:

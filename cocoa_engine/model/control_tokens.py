@@ -89,7 +89,7 @@ class ControlTokens:
                 if hide is self._fewest and tags:
                     raise
                 continue
-            for form in (marked, _ESCAPE.sub(lambda each: chr(int(each[1], 16)) if each[1] else each[0], marked)):
+            for form in (marked, _ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else match[0], marked)):
                 if self._shown(form) == text:
                     return Rendered(text, form)
         # The template reads the characters that have stand-ins. A text without control tokens may stay as it is.
@@ -172,7 +172,7 @@ class ControlTokens:
             letters = [piece for at, word in enumerate(words) for piece in (word if at % 2 else [word])]
             encoded: list[int] = []
             for pieces in ([text], letters, text):
-                encoded = [each for piece in pieces for each in encode(tokenizer, piece, split_special_tokens=True)]
+                encoded = [number for piece in pieces for number in encode(tokenizer, piece, split_special_tokens=True)]
                 if not self._control_ids(encoded):
                     break
             ids += encoded

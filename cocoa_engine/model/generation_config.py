@@ -139,7 +139,7 @@ def eos_token_ids(
     its answers with that one. Ids that the model has no embedding of are left out.
     """
     own = getattr(model, "generation_config", None)
-    stated = next((ends for each in (config, own) if (ends := getattr(each, "eos_token_id", None)) is not None), ())
+    stated = next((ends for source in (config, own) if (ends := getattr(source, "eos_token_id", None)) is not None), ())
     try:
         ids = [stated] if isinstance(stated, int) else list(map(operator.index, stated))
     except TypeError:
@@ -159,7 +159,7 @@ def eos_of_gguf(metadata: Mapping[str, Any]) -> list[int]:
     kinds = metadata.get("tokenizer.ggml.token_type", ())
     names = set(_NAMED)
     ids = {number for number, kind in enumerate(kinds) if kind == CONTROL_TOKEN and tokens[number] == "</s>"}
-    if {"<|return|>", "<|call|>"} <= (given := names.intersection(tokens)) or {"<|calls|>", "<|flush|>"} <= given:
+    if {"<|return|>", "<|call|>"} <= (markers := names.intersection(tokens)) or {"<|calls|>", "<|flush|>"} <= markers:
         names.remove("<|end|>")
     ids |= {number for number, token in enumerate(tokens) if token in names}
     ids |= {metadata[key] for name in _GGUF_KEYS if (key := f"tokenizer.ggml.{name}_token_id") in metadata}

@@ -43,6 +43,7 @@ EXPERTS = {
 """The tensors that hold a matrix of each expert, ``[experts, out, in]``."""
 _ROUTER = "ffn_gate_inp"
 _NORMS_AROUND = {**_NORMS_AFTER, "ffn_norm": "pre_feedforward_layernorm"}  # before and after, in Gemma
+_Q_BIAS = "blk.0.attn_q.bias"
 _LOCAL_ROPE_BASE = 10000.0  # of Gemma 3's windowed layers, unless the file says otherwise
 
 
@@ -141,6 +142,34 @@ def _phi3(metadata: Metadata) -> dict[str, Any]:
     return {**options, "rope_parameters": rope, "sliding_window": metadata.get("attention.sliding_window") or None}
 
 
+def _glm4(metadata: Metadata) -> dict[str, Any]:
+    size = metadata.get("attention.key_length", metadata["embedding_length"] // metadata["attention.head_count"])
+    turned = metadata.get("rope.dimension_count", size) / size
+    rope = {**_rope(metadata), "partial_rotary_factor": turned}
+    return {"head_dim": size, "rope_parameters": rope, "attention_bias": _Q_BIAS in metadata.file.tensors}
+
+
+def _seed(metadata: Metadata) -> dict[str, Any]:
+    return {**_head_dim(metadata), "attention_bias": _Q_BIAS in metadata.file.tensors}
+
+
+def _mistral3(metadata: Metadata) -> dict[str, Any]:
+    """Its scores grow with the position beyond the length of its training, by ``attention.temperature_scale``."""
+    scaled = metadata.get("rope.scaling.yarn_log_multiplier", 0.0)
+    yarn = {
+        "rope_type": "yarn",
+        "factor": metadata.scaling[1],
+        "beta_fast": metadata.get("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": metadata.get("rope.scaling.yarn_beta_slow", 1.0),
+        "mscale": scaled or 1.0,
+        "mscale_all_dim": scaled,
+        "llama_4_scaling_beta": metadata.get("attention.temperature_scale", 0.0),
+        "original_max_position_embeddings": metadata.get("rope.scaling.original_context_length"),
+    }
+    rope = {**_rope(metadata), **(yarn if metadata.scaling[0] == "yarn" else {})}
+    return {**_head_dim(metadata), "rope_parameters": rope}
+
+
 def _granite(metadata: Metadata) -> dict[str, Any]:
     size = metadata["embedding_length"] // metadata["attention.head_count"]
     scale = metadata.number("attention.scale") if metadata.get("attention.scale") else size**-0.5
@@ -162,6 +191,14 @@ def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
 
 
 _FUSED = {key: path for key, path in LAYER_TENSORS.items() if key not in ("attn_q", "attn_k", "attn_v", "ffn_gate")}
+_GLM = {
+    **{key: path for key, path in LAYER_TENSORS.items() if key != "ffn_gate"},
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+_SEED = {"post_attention_norm" if key == "ffn_norm" else key: path for key, path in LAYER_TENSORS.items()}
 _WITHOUT_NORMS = {key: path for key, path in LAYER_TENSORS.items() if not key.endswith("_norm")}
 _MISTRAL = Family("mistral", LAYER_TENSORS, _head_dim, {"sliding_window": "attention.sliding_window"}, pairs=True)
 
@@ -199,6 +236,16 @@ FAMILIES: dict[str, Family] = {
             "logits_scaling": "logit_scale",
         },
         pairs=True,
+    ),
+    "smollm3": Family("smollm3", LAYER_TENSORS, _head_dim, pairs=True),  # every fourth layer has no positions
+    "mistral3": Family("ministral3", LAYER_TENSORS, _mistral3, pairs=True),
+    "glm4": Family("glm4", _GLM, _glm4, biases=True),
+    "seed_oss": Family("seed_oss", _SEED, _seed, biases=True),
+    "ernie4_5": Family("ernie4_5", LAYER_TENSORS, _head_dim),
+    "hunyuan-dense": Family(
+        "hunyuan_v1_dense",
+        {**LAYER_TENSORS, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        _head_dim,
     ),
     "olmo2": Family("olmo2", {**_WITHOUT_NORMS, **_HEAD_NORMS, **_NORMS_AFTER}),
 }

@@ -76,7 +76,7 @@ def _first(config: Any, *names: str) -> Any:
 def _same(value: Any, expected: Any) -> bool:
     """Numbers may be rounded to float32. A number for each layer is the same for all, unless several are expected."""
     if isinstance(value, list) and not isinstance(expected, list):
-        return all(_same(each, expected) for each in value)
+        return all(_same(item, expected) for item in value)
     if isinstance(value, float) and isinstance(expected, (int, float)):
         return math.isclose(value, expected, rel_tol=1e-6)
     return bool(value == expected)
@@ -87,8 +87,11 @@ def _rope(config: Any, layers: str = "full_attention") -> Mapping[str, Any]:
     return rope.get(layers) or rope
 
 
-def _head(config: Any, *names: str) -> int:
-    size = _first(config, *names, "head_dim")
+def _head(config: Any, *names: str, layers: str = "full_attention") -> int:
+    kinds = getattr(config, "layer_types", None) or ()
+    by_layer = getattr(config, "per_layer_config", None)  # of Gemma 4: heads have other sizes in other layers
+    of_layer = by_layer[kinds.index(layers)] if by_layer and layers in kinds else config
+    size = _first(of_layer, *names, "head_dim")
     return int(config.hidden_size // (_first(config, "num_attention_heads") or 1) if size is None else size)
 
 
@@ -135,8 +138,7 @@ def _is_scored_alike(value: Any, config: Any, _: Metadata) -> bool:
 
 _OFF = (
     *("leading_dense_block_count", "router_logit_softcapping", "swin_norm", "attention.max_alibi_bias"),
-    *("attention.clamp_kqv", "attention.temperature_scale", "attention.temperature_length", "ssm.dt_b_c_rms"),
-    "rope.scaling.yarn_log_multiplier",
+    *("attention.clamp_kqv", "attention.temperature_length", "ssm.dt_b_c_rms"),
 )
 AGREEING: dict[str, Agrees] = {
     **dict.fromkeys(_OFF, _field(absent=(0,))),
@@ -165,7 +167,10 @@ AGREEING: dict[str, Agrees] = {
     "expert_gating_func": lambda value, config, _: (
         value in ((2,) if _first(config, "scoring_func") == "sigmoid" else (0, 1))  # 0: not stated
     ),
-    "full_attention_interval": _field("full_attention_interval"),
+    "full_attention_interval": lambda value, config, _: (
+        [kind == "full_attention" for kind in getattr(config, "layer_types", None) or ()]
+        == [(layer + 1) % value == 0 for layer in range(config.num_hidden_layers)]
+    ),
     "use_parallel_residual": _field("use_parallel_residual", absent=(False,)),
     "tensor_data_layout": _field(absent=("Meta AI original pth", "jploski")),  # those that llama.cpp reads
     "pooling_type": _field(absent=(0, -1)),
@@ -177,10 +182,10 @@ AGREEING: dict[str, Agrees] = {
     "embedding_length_per_layer_input": _field("hidden_size_per_layer_input", absent=(0,)),
     "attention.head_count": _field("num_attention_heads", absent=(0,)),
     "attention.head_count_kv": _computed(_key_value_heads),
-    "attention.key_length": _computed(lambda config: _head(config, "global_head_dim")),
-    "attention.value_length": _computed(lambda config: _head(config, "v_head_dim", "global_head_dim")),
-    "attention.key_length_swa": _computed(_head),
-    "attention.value_length_swa": _computed(_head),
+    "attention.key_length": _computed(_head),
+    "attention.value_length": _computed(lambda config: _head(config, "v_head_dim")),
+    "attention.key_length_swa": _computed(lambda config: _head(config, layers="sliding_attention")),
+    "attention.value_length_swa": _computed(lambda config: _head(config, layers="sliding_attention")),
     "attention.layer_norm_epsilon": _field("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"),
     "attention.layer_norm_rms_epsilon": _field("rms_norm_eps", "layer_norm_epsilon", "norm_eps"),
     "attention.causal": _field(absent=(True,)),
@@ -188,8 +193,10 @@ AGREEING: dict[str, Agrees] = {
     "attention.sliding_window_pattern": _is_windowed_alike,
     "attention.shared_kv_layers": _field("num_kv_shared_layers", absent=(0,)),
     "attention.scale": _is_scored_alike,
-    "rope.dimension_count": _computed(lambda config: _turned(config, _head(config, "global_head_dim"))),
-    "rope.dimension_count_swa": _computed(lambda config: _turned(config, _head(config), "sliding_attention")),
+    "rope.dimension_count": _computed(lambda config: _turned(config, _head(config))),
+    "rope.dimension_count_swa": _computed(
+        lambda config: _turned(config, _head(config, layers="sliding_attention"), "sliding_attention")
+    ),
     "rope.dimension_sections": lambda value, config, _: (
         isinstance(value, list)
         and [section for section in value if section] == (_rope(config).get("mrope_section") or [])
@@ -210,6 +217,8 @@ AGREEING: dict[str, Agrees] = {
     "rope.scaling.yarn_attn_factor": _field(absent=(1.0,)),
     "rope.scaling.yarn_beta_fast": _computed(lambda config: _rope(config).get("beta_fast") or 32.0),
     "rope.scaling.yarn_beta_slow": _computed(lambda config: _rope(config).get("beta_slow") or 1.0),
+    "rope.scaling.yarn_log_multiplier": _computed(lambda config: _rope(config).get("mscale_all_dim", 0)),
+    "attention.temperature_scale": _computed(lambda config: _rope(config).get("llama_4_scaling_beta", 0)),
     "ssm.conv_kernel": _field("conv_kernel", "linear_conv_kernel_dim"),
     "ssm.state_size": _field("state_size", "linear_key_head_dim"),
     "ssm.time_step_rank": _field("time_step_rank", "linear_num_value_heads"),
@@ -280,7 +289,7 @@ def require_types(file: GgufFile) -> None:
             kinds = (int, float, bool)
         values = value if is_setting and isinstance(value, list) else [value]
         is_checked = is_setting or key.startswith(_TEMPLATES) or key.endswith((*_TEXTS, *_FLAGS, "_token_id"))
-        if is_checked and any(type(each) not in kinds or (key.endswith(_WHOLE) and each < 0) for each in values):
+        if is_checked and any(type(item) not in kinds or (key.endswith(_WHOLE) and item < 0) for item in values):
             raise ModelLoadError(f"{file.path}: {key} = {short_repr(value)} is no {what}")
 
 

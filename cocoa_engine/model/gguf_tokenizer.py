@@ -13,10 +13,9 @@ from transformers import PreTrainedTokenizerFast
 
 from cocoa_engine.cache_directory import cache_directory, is_private, keep_newest, write_note
 from cocoa_engine.errors import ModelLoadError
-from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.generation_config import CONTROL_TOKEN, eos_of_gguf
 from cocoa_engine.model.gguf_reader import GgufFile
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.safe_text import safe_logger, short_repr
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -30,32 +29,58 @@ NORMAL_TOKEN, UNKNOWN_TOKEN, USER_TOKEN = 1, 2, 4  # GGUF's token types; a user'
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_REST = rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*{_SPACES}"
 _REST_WITH_PATHS = _REST.replace(r"[\r\n]*", r"[\r\n/]*")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
+_LETTERS_WITH_CASE = (  # of DeepSeek's first models: those of these blocks are no such letters
+    r"[\p{Lu}\p{Ll}\p{Lt}&&[^ՠ-ֈჇ-ჿᲀ-\x{1c8f}ⴀ-ⴭ\x{a78f}-ꟿꬰ-ꭨ\x{10570}-\x{105bf}\x{16e40}-\x{16e7f}\x{1d400}-\x{1dfff}]]"
+)
 
+_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _QWEN = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{_REST}"
 _QWEN_35 = _QWEN.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 _LLAMA_3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}{_REST}"
 _GPT_4O = _CASED % (f"{_CONTRACTIONS}?", f"{_CONTRACTIONS}?") + rf"|\p{{N}}{{1,3}}{_REST_WITH_PATHS}"
 _TEKKEN = _CASED % ("", "") + rf"|\p{{N}}{_REST_WITH_PATHS}"
-_GPT_2, _DIGITS = "GPT-2's rule", "every digit is a piece, then GPT-2's rule applies"
+_SEED = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+{_SPACES}"
+_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+_DEEPSEEK_3 = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+_DEEPSEEK_3 += rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*{_SPACES}"
+_DEEPSEEK_LLM = ("[\r\n]", rf"\s?{_LETTERS_WITH_CASE}+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", "[一-龥ࠀ-一가-퟿]+")
 
 _LIKE_LLAMA_3: tuple[str, ...] = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2")
 _LIKE_LLAMA_3 += ("midm-2.0", "jina-v5-nano")
-PRE_TOKENIZERS = {  # how a byte-level vocabulary cuts a text, by GGUF's name; the published rules
-    **dict.fromkeys(("gpt-2", "olmo", "mpt"), _GPT_2),
-    **dict.fromkeys(("smollm", "starcoder", "refact"), _DIGITS),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), _QWEN),
-    "qwen35": _QWEN_35,
-    **dict.fromkeys((*_LIKE_LLAMA_3, "dbrx", "smaug-bpe"), _LLAMA_3),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _GPT_4O),
-    "tekken": _TEKKEN,
+_LIKE_GPT_2 = ("gpt-2", "olmo", "mpt", "phi-2", "gigachat", "a.x-4.0", "mellum", "exaone4", "jais", "trillion")
+_LIKE_SMOLLM = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2")
+_LIKE_QWEN = ("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez")
+PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys((*_LIKE_GPT_2, "granite-docling"), (_GPT_2,)),
+    **dict.fromkeys(_LIKE_SMOLLM, (r"\p{N}", _GPT_2)),
+    "falcon": (r"[\p{P}$+<=>^~|`]+", _GPT_2, "[0-9][0-9][0-9]"),
+    **dict.fromkeys((*_LIKE_QWEN, "stablelm2", "hunyuan", "solar-open", "grok-2"), (_QWEN,)),
+    "qwen35": (_QWEN_35,),
+    **dict.fromkeys((*_LIKE_LLAMA_3, "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_LLAMA_3,)),
+    "minicpm5": (r"\p{N}{1,3}", _LLAMA_3.replace("{1,3}", "+")),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), (_GPT_4O,)),
+    **dict.fromkeys(("tiny_aya", "cohere2moe"), (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT_4O)),
+    "tekken": (_TEKKEN,),
+    "seed-coder": (_SEED,),
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), (_BLOOM,)),
+    "viking": (_BLOOM, r"\p{N}"),
+    "deepseek-llm": (*_DEEPSEEK_LLM, r"\p{N}+"),
+    "deepseek-coder": ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK_3)),
 }
-_WHOLE_WORDS_FIRST = (*_LIKE_LLAMA_3, "tekken")
-"""Their merges apply to other words; older files begin texts without saying so."""
+"""How a byte-level vocabulary cuts a text, by GGUF's name: published rules, each of which cuts the pieces further."""
+_UNNAMED = (None, "default")  # in files of the time before the names: GPT-2's rule, which all had then
+_COMPOSED = (*_LIKE_QWEN, "command-r", "mpt")  # their texts are composed first (NFC)
+_BEGINNING = (*_LIKE_LLAMA_3, "tekken")  # older files begin texts without saying so
+_WHOLE_WORDS_FIRST = (*_BEGINNING, "minicpm5")  # their merges apply to words that are no token
+_WITH_SPACES = ("llama", "gemma4")  # models whose tokens are written with "▁", and bytes as <0x0A>
 _SPACE = "▁"
+_SHADOWED = "\U0010ffff"  # stands after the text of a token that another one has too, before its id
 _PLAIN_PHI3 = ("<unk>", "<s>", "<|endoftext|>")  # the other added tokens of Phi-3 take the spaces after them
 
 _ROLES = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask", "cls", "prefix", "suffix", "middle")
@@ -79,7 +104,7 @@ def obstacle(file: GgufFile) -> str | None:
     """Why :func:`load` does not know the tokenizer of a file, or ``None``."""
     metadata = file.metadata
     model, pre = (metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
-    if model != "llama" and (model != "gpt2" or pre not in PRE_TOKENIZERS):
+    if model not in _WITH_SPACES and (model != "gpt2" or (pre not in PRE_TOKENIZERS and pre not in _UNNAMED)):
         return f"tokenizer.ggml.model = {short_repr(model)} with tokenizer.ggml.pre = {short_repr(pre)}"
     if model == "gpt2" and metadata.get("tokenizer.ggml.add_space_prefix"):
         return "tokenizer.ggml.add_space_prefix = True"
@@ -131,25 +156,25 @@ def load(file: GgufFile, **options: Any) -> PreTrainedTokenizerFast:
 
 def make(file: GgufFile) -> Tokenizer:
     """The tokenizer of the file for the ``tokenizers`` package, which raises nothing more exact than Exception."""
-    from tokenizers import AddedToken, processors
+    from tokenizers import AddedToken, Regex, decoders, processors
 
     if (why := obstacle(file)) is not None:
         raise ModelLoadError(f"{file.path}: a tokenizer with {why} is not read; name another with tokenizer_name=...")
     metadata = file.metadata
     for name, kind in _LISTS.items():
         values = metadata.get(f"tokenizer.ggml.{name}")
-        if values is not None and (not isinstance(values, list) or any(type(each) is not kind for each in values[:1])):
+        if values is not None and (not isinstance(values, list) or any(type(item) is not kind for item in values[:1])):
             raise ValueError(f"tokenizer.ggml.{name} = {short_repr(values)} is no list of {kind.__name__}")
     tokens = _tokens(file)
-    if len(set(tokens)) != len(tokens):
-        raise ValueError("tokenizer.ggml.tokens has a token twice")
     kinds = list(metadata.get("tokenizer.ggml.token_type") or [NORMAL_TOKEN] * len(tokens))
     if len(kinds) != len(tokens):
         raise ValueError(f"tokenizer.ggml.token_type has {len(kinds)} types for {len(tokens)} tokens")
     for number in eos_of_gguf(metadata):
         kinds[number] = CONTROL_TOKEN  # whatever the file says: an end is no text
-    is_sentencepiece = metadata["tokenizer.ggml.model"] == "llama"
+    is_sentencepiece = metadata["tokenizer.ggml.model"] in _WITH_SPACES
     tokenizer = _sentencepiece(tokens, kinds, metadata) if is_sentencepiece else _byte_level(tokens, metadata)
+    if any(_SHADOWED in token for token in tokens):
+        tokenizer.decoder = decoders.Sequence([decoders.Replace(Regex(rf"{_SHADOWED}\d+"), ""), tokenizer.decoder])
     strips = is_sentencepiece and metadata["general.architecture"] == "phi3"
     added: dict[int, list[AddedToken]] = {CONTROL_TOKEN: [], USER_TOKEN: []}
     for token, kind_of_token in zip(tokens, kinds, strict=True):
@@ -159,7 +184,7 @@ def make(file: GgufFile) -> Tokenizer:
     tokenizer.add_special_tokens(added[CONTROL_TOKEN])
     tokenizer.add_tokens(added[USER_TOKEN])
     bos = _special_tokens(file).get("bos_token")
-    begins = is_sentencepiece or metadata["tokenizer.ggml.pre"] in _WHOLE_WORDS_FIRST
+    begins = is_sentencepiece or metadata.get("tokenizer.ggml.pre") in _BEGINNING
     if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", begins):
         template = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.token_to_id(bos))]
@@ -170,10 +195,12 @@ def make(file: GgufFile) -> Tokenizer:
 
 
 def _tokens(file: GgufFile) -> list[str]:
-    """The vocabulary. llama.cpp's converter writes a token of SentencePiece's spaces alone as spaces."""
+    """The vocabulary, each token once: of equal ones the last is read, as in llama.cpp, the others are only written."""
     tokens: list[str] = file.metadata["tokenizer.ggml.tokens"]
-    is_sentencepiece = file.metadata["tokenizer.ggml.model"] == "llama"
-    return [token if token.strip(" ") else _SPACE * len(token) for token in tokens] if is_sentencepiece else tokens
+    if file.metadata["tokenizer.ggml.model"] in _WITH_SPACES:  # llama.cpp's converter writes runs of spaces as they are
+        tokens = [token if token.strip(" ") else _SPACE * len(token) for token in tokens]
+    last = {token: number for number, token in enumerate(tokens)}
+    return [token if last[token] == number else f"{token}{_SHADOWED}{number}" for number, token in enumerate(tokens)]
 
 
 def _special_tokens(file: GgufFile) -> dict[str, str]:
@@ -203,19 +230,16 @@ def _wrapped(file: GgufFile, **options: Any) -> PreTrainedTokenizerFast:
 def _byte_level(tokens: list[str], metadata: Mapping[str, Any]) -> Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    pre: str = metadata["tokenizer.ggml.pre"]
+    pre: str | None = metadata.get("tokenizer.ggml.pre")
+    if pre in _UNNAMED:
+        logger.warning("The file does not name its tokenizer's rule (tokenizer.ggml.pre): texts are cut as GPT-2's are")
     vocabulary = {token: number for number, token in enumerate(tokens)}
     merges = _pairs(metadata["tokenizer.ggml.merges"])
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in _WHOLE_WORDS_FIRST))
-    rule = PRE_TOKENIZERS[pre]
-    by_gpt_2 = rule in (_GPT_2, _DIGITS)
-    steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_gpt_2)]
-    if rule == _DIGITS:
-        steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
-    elif not by_gpt_2:
-        steps.insert(0, pre_tokenizers.Split(Regex(rule), "isolated"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    if rule == _QWEN:
+    rules = PRE_TOKENIZERS.get(pre or "", (_GPT_2,))
+    steps = [pre_tokenizers.Split(Regex(rule), "isolated") for rule in rules]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    if pre in _COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

@@ -19,6 +19,13 @@ else:
     Dtype = DeviceMap = Any
 
 
+ACCESS_OPTIONS = ("token", "cache_dir", "local_files_only", "force_download", "proxies")
+"""Options of transformers that say how files are fetched."""
+
+SOURCE_OPTIONS = (*ACCESS_OPTIONS, "revision", "code_revision", "subfolder", "gguf_file")
+"""Options of transformers that say where files come from. They apply to the config, and to the tokenizer if it has the
+model's name. A tokenizer with another name has its own revision and folder."""
+
 TENSOR_PARALLELISM = ("tp_plan", "distributed_config")
 """Options of transformers that divide every layer among processes. None of them can be combined with ``device_map``."""
 
@@ -65,8 +72,8 @@ class LoadOptions(BaseModel):
 
     @field_validator("model_name", "tokenizer_name", "calibrator", mode="before")
     @classmethod
-    def _path_as_text(cls, given: Any) -> Any:
-        return os.fspath(given) if isinstance(given, os.PathLike) else given
+    def _path_as_text(cls, value: Any) -> Any:
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def loading_arguments(options: LoadOptions) -> dict[str, Any]:
@@ -94,5 +101,5 @@ def default_of(name: str) -> Any:
 def changed_options(options: LoadOptions | dict[str, Any]) -> list[str]:
     """The names of the options that are neither `None` nor equal to their default."""
     values = options if isinstance(options, dict) else vars(options)
-    given = [name for name in LoadOptions.model_fields if values.get(name) is not None]
-    return [name for name in given if values[name] != default_of(name)]
+    names = [name for name in LoadOptions.model_fields if values.get(name) is not None]
+    return [name for name in names if values[name] != default_of(name)]

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError, safe_cause
-from cocoa_engine.logs import safe_logger
 from cocoa_engine.memory import release_free_memory
 from cocoa_engine.model import (
     checkpoint_files,
@@ -29,13 +29,13 @@ from cocoa_engine.model import (
     quantised_weights,
     weight_identity,
 )
-from cocoa_engine.model.checkpoint_files import ACCESS_OPTIONS, FILE_OPTIONS, SOURCE_OPTIONS, gguf_path, located, pick
+from cocoa_engine.model.checkpoint_files import FILE_OPTIONS, gguf_path, located, pick
 from cocoa_engine.model.configs import NEEDED, WINDOW_FIELDS, context_window_of, read_config, require_decoder_only
 from cocoa_engine.model.generation_config import eos_of_gguf
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.light_model import import_model_classes
-from cocoa_engine.model.load_options import DeviceMap, resolve_device_map
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.model.load_options import ACCESS_OPTIONS, SOURCE_OPTIONS, DeviceMap, resolve_device_map
+from cocoa_engine.safe_text import safe_logger, short_repr
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -78,12 +78,12 @@ def load_pretrained(
     Returns:
         The model in evaluation mode, the tokenizer, and the name to report.
     """
-    given = {**(model_kwargs or {}), **more_model_kwargs}
+    model_options = {**(model_kwargs or {}), **more_model_kwargs}
     options: dict[str, Any] = {
-        "dtype": given.pop("torch_dtype", dtype),  # the older name
-        "device_map": resolve_device_map(device_map, given),
+        "dtype": model_options.pop("torch_dtype", dtype),  # the older name
+        "device_map": resolve_device_map(device_map, model_options),
         "trust_remote_code": trust_remote_code,
-        **given,
+        **model_options,
     }
     if not (isinstance(options["dtype"], str) and options["dtype"] == "auto"):
         given_dtype = options["dtype"]
@@ -202,9 +202,20 @@ def _load(
                 )
             logger.info("%s is unpacked by transformers: it has %s", file.path, why)
             options = {**gguf_tokenizer.token_ids(file), **options}
-        given = options.get("config")
-        config = read_config(given or name, source) if given is None or isinstance(given, str) else given
-        if file is not None and given is None:
+        config = options.get("config")
+        try:
+            if config is None or isinstance(config, str):
+                config = read_config(config or name, source)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:  # of transformers, from what the file says
+            if file is None or config is not None:
+                raise
+            said = f"{error} is missing" if isinstance(error, KeyError) else str(error).strip().partition("\n")[0]
+            raise ModelLoadError(
+                f"{file.path} cannot be read: it has {why}, so transformers {transformers_version} has to unpack it, "
+                f"which says: {said}; use the model's checkpoint (safetensors), or a file of one of the architectures "
+                f"{', '.join(gguf_families.FAMILIES)}"
+            ) from safe_cause(error)
+        if file is not None and options.get("config") is None:
             gguf_metadata.require_agreement(file, config)
         has_own_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
         if has_own_class and not options["trust_remote_code"] and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from cocoa_engine.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from cocoa_engine.logs import safe_logger
 from cocoa_engine.memory import release_free_memory
 from cocoa_engine.model import experts
 from cocoa_engine.model.blocks import BlockTensor, block_size
 from cocoa_engine.model.checkpoint_files import safetensors_files
 from cocoa_engine.model.gguf_model import without_weights
+from cocoa_engine.safe_text import safe_logger
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,8 +49,8 @@ def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) ->
     config.dtype = torch.float32
     model: Any = without_weights(config)
     mapping = get_model_conversion_mapping(model)
-    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
-    converters = [each for each in mapping if isinstance(each, WeightConverter)]
+    renamings = [rule for rule in mapping if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in mapping if isinstance(rule, WeightConverter)]
     places, ends = model.state_dict(), (model.get_input_embeddings(), model.get_output_embeddings())
     matrices = {  # that may be quantised -> whether they are linear layers inside the model
         f"{path}.weight": module not in ends

@@ -19,10 +19,10 @@ import transformers
 from torch import Tensor, nn
 
 from cocoa_engine.cache_directory import cache_directory, keep_newest, read_note, write_note
-from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.configs import attention_heads
 from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.safe_text import safe_logger
 
 logger = safe_logger(__name__)
 
@@ -110,13 +110,13 @@ def will_note(model: nn.Module, weights: str, kernels: str) -> None:
     _asked[model] = _note_of(weights, kernels), weight_fingerprint(model.parameters())
 
 
-def note(model: nn.Module, found: str | None) -> None:
+def note(model: nn.Module, reason: str | None) -> None:
     """Keep what the comparison found, if :func:`will_note` was told of the model and its weights are as they were."""
     file, as_loaded = _asked.pop(model, (None, None))
-    if file is None or found is None or weight_fingerprint(model.parameters()) != as_loaded:
+    if file is None or reason is None or weight_fingerprint(model.parameters()) != as_loaded:
         return
     try:
-        write_note(file, json.dumps({"found": found}))
+        write_note(file, json.dumps({"found": reason}))
         keep_newest(file.parent, "*.json", KEPT)
     except OSError as error:
         logger.info("%s is not kept: %s", file, error)
@@ -132,7 +132,7 @@ def _note_of(weights: str, kernels: str) -> Path:
 def _code() -> str:
     """A digest of the code that is compared, the kernels included."""
     digest, package = hashlib.sha256(), Path(__file__).parent.parent
-    for file in sorted(each for folder in ("execution", "model") for each in (package / folder).rglob("*")):
+    for file in sorted(path for folder in ("execution", "model") for path in (package / folder).rglob("*")):
         if file.suffix in (".py", ".cpp", ".h"):
             digest.update(file.read_bytes())
     return digest.hexdigest()

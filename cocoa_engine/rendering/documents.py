@@ -8,8 +8,7 @@ import shlex
 import textwrap
 from collections.abc import Callable, Sequence
 
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.messages import unknown
+from cocoa_engine.errors import ConfigError, unknown
 from cocoa_engine.rendering import html, wording
 from cocoa_engine.rendering.highlights import MOST_SHADED, Answer, RiskScale, marked, pieces
 from cocoa_engine.safe_text import safe

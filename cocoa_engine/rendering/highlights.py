@@ -105,7 +105,7 @@ def differences(texts: Sequence[str]) -> list[list[Range]]:
     words = [list(_WORD.finditer(text)) for text in texts]
     differing: list[set[int]] = [set() for _ in texts]
     for number in range(1, len(texts)):
-        first, other = ([word.group() for word in words[one]] for one in (0, number))
+        first, other = ([word.group() for word in words[index]] for index in (0, number))
         matcher = SequenceMatcher(a=first, b=other, autojunk=False)
         for tag, start, end, other_start, other_end in matcher.get_opcodes():
             if tag != "equal":

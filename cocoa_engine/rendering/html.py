@@ -65,11 +65,12 @@ def fragment(answers: Sequence[Answer], *, title: str | None = None) -> str:
     if title is not None:
         parts.append(f'<p class="cocoa-prompt" dir="auto">{_text(title)}</p>')
     parts.append(f'<div class="cocoa-columns{" cocoa-many" if several else ""}">')
-    for number, (one, name, ranges) in enumerate(zip(answers, wording.answer_names(answers), differing, strict=True)):
+    names = wording.answer_names(answers)
+    for number, (answer, name, ranges) in enumerate(zip(answers, names, differing, strict=True)):
         parts.append('<div class="cocoa-answer">')
         if several:
             parts.append(f'<p class="cocoa-name">{_text(name)}</p>')
-        parts += [_answer(one, ranges, number), "</div>"]
+        parts += [_answer(answer, ranges, number), "</div>"]
     parts.append("</div>")
     if several:
         parts.append('<p>Words that another answer lacks are <span class="cocoa-differs">marked</span>.</p>')
@@ -125,21 +126,21 @@ def _answer(answer: Answer, differing: Sequence[Range], number: int) -> str:
     return "".join(parts)
 
 
-def _piece(one: Piece, answer: Answer, checks: Sequence[Check], name: str) -> str:
+def _piece(piece: Piece, answer: Answer, checks: Sequence[Check], name: str) -> str:
     """A part of the text. The last piece of a shaded claim is followed by the claim's card."""
-    words = f'<span class="cocoa-differs">{_text(one.text)}</span>' if one.differs else _text(one.text)
-    if one.reached and not one.text.strip():
-        return f'{words}<span class="cocoa-reached {_sign(one.text)}"></span>'
-    reached = " cocoa-reached" if one.reached else ""
-    if one.number is None:
+    words = f'<span class="cocoa-differs">{_text(piece.text)}</span>' if piece.differs else _text(piece.text)
+    if piece.reached and not piece.text.strip():
+        return f'{words}<span class="cocoa-reached {_sign(piece.text)}"></span>'
+    reached = " cocoa-reached" if piece.reached else ""
+    if piece.number is None:
         return f'<span class="{reached.strip()}">{words}</span>' if reached else words
-    begins = f"{name}-check-{one.number + 1}"
-    focus = f' id="{begins}" tabindex="0" aria-describedby="{begins}-card"' if one.first else ""
-    style = f'class="cocoa-span cocoa-level-{one.level}{reached}" style="anchor-name:--{begins}"'
+    begins = f"{name}-check-{piece.number + 1}"
+    focus = f' id="{begins}" tabindex="0" aria-describedby="{begins}-card"' if piece.first else ""
+    style = f'class="cocoa-span cocoa-level-{piece.level}{reached}" style="anchor-name:--{begins}"'
     drawn = f"<span {style}{focus}>{words}</span>"
-    if not one.last:
+    if not piece.last:
         return drawn
-    check = checks[one.number]
+    check = checks[piece.number]
     why = wording.describe_check(check).partition(check.text)[2]
     others = "".join(f"<li><bdi>{_text(other)}</bdi></li>" for other in check.competing)
     competed = f"<p>Other candidates say:</p><ul>{others}</ul>" if others else ""
@@ -194,10 +195,10 @@ def _card(span: Span, level: int) -> str:
         kind = f"chosen from {wording.count(len(span.candidates), 'competing candidate')}"
     reached = f"; {wording.REACHED}" if span.reaches_max_risk else ""
     rows = []
-    for kept, text, values in wording.candidate_rows(span):
+    for is_chosen, text, values in wording.candidate_rows(span):
         cells = "".join(f"<td>{value}</td>" for value in values)
         name = f'<th scope="row"><bdi class="cocoa-clip">{escape(text)}</bdi></th>'
-        rows.append(f'<tr class="cocoa-kept">{name}{cells}</tr>' if kept else f"<tr>{name}{cells}</tr>")
+        rows.append(f'<tr class="cocoa-kept">{name}{cells}</tr>' if is_chosen else f"<tr>{name}{cells}</tr>")
     heads = "".join(f'<th scope="col">{name}</th>' for name in ("candidate", *wording.CANDIDATE_COLUMNS))
     table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""
     return (

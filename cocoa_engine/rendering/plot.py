@@ -77,11 +77,11 @@ def reliability_curve(validation: Validation, unit: str) -> Figure:
     figure = _figure(4.6, 4.6)
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], ":", color="#555555", label="perfectly calibrated")
-    risks = [each.mean_risk for each in validation.reliability]
-    shares = [each.share_hallucinated for each in validation.reliability]
-    least, *_, most = sorted(2 * [each.items for each in validation.reliability])
-    each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    axes.plot(risks, shares, "o-", color="#2c5f9e", label=f"{each} {unit}s each")
+    risks = [part.mean_risk for part in validation.reliability]
+    shares = [part.share_hallucinated for part in validation.reliability]
+    least, *_, most = sorted(2 * [part.items for part in validation.reliability])
+    size = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    axes.plot(risks, shares, "o-", color="#2c5f9e", label=f"{size} {unit}s each")
     axes.axhline(
         validation.hallucinated / validation.items, color="#f2a03d", linestyle="--", linewidth=1, label="base rate"
     )

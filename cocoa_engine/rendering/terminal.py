@@ -107,8 +107,8 @@ def risk_point_table(answer: Answer) -> Table:
         table.add_section()
         words = wording.words_before(answer.text, span.start)
         table.add_row(str(number), Text(f"after “{words}”" if words else "at the start"), style="dim")
-        for kept, text, values in wording.candidate_rows(span):
-            table.add_row("", Text(text), *values, style="bold" if kept else "")
+        for is_chosen, text, values in wording.candidate_rows(span):
+            table.add_row("", Text(text), *values, style="bold" if is_chosen else "")
     return table
 
 

@@ -76,7 +76,9 @@ def answer_names(answers: Sequence[Answer]) -> list[str]:
         for name in CocoaConfig.model_fields
         if name != "method" and any(getattr(config, name) != getattr(configs[0], name) for config in configs)
     ]
-    return [", ".join([one.method, *(f"{name} {getattr(one, name)}" for name in differing)]) for one in configs]
+    return [
+        ", ".join([config.method, *(f"{name} {getattr(config, name)}" for name in differing)]) for config in configs
+    ]
 
 
 def describe_scale(answers: Sequence[Answer], scale: RiskScale) -> str:
@@ -147,16 +149,19 @@ def candidate_rows(span: Span) -> Iterator[tuple[bool, str, list[str]]]:
     The last value is ``kept``, ``greedy`` if greedy decoding would choose it, or ``both``. Of the others, ``ends``
     marks those that end the answer: a rule of ``CocoaConfig.span_log_prob`` may exclude them.
     """
-    for index, each in enumerate(span.candidates):
-        kept = index == span.chosen
-        taken = "both" if kept and each.is_greedy else "kept" if kept else "greedy" if each.is_greedy else ""
-        values = [f"{each.log_prob:.2f}", f"{each.con_mlds:.3f}", f"{each.f_mlds:.3f}", f"{each.score:.2f}"]
-        yield kept, visible(each.text), [*values, taken or ("ends" if each.ends_answer else "")]
+    for index, candidate in enumerate(span.candidates):
+        is_chosen = index == span.chosen
+        taken = "greedy" if candidate.is_greedy else "ends" if candidate.ends_answer else ""
+        if is_chosen:
+            taken = "both" if candidate.is_greedy else "kept"
+        log_prob, con, f, score = candidate.log_prob, candidate.con_mlds, candidate.f_mlds, candidate.score
+        values = [f"{log_prob:.2f}", f"{con:.3f}", f"{f:.3f}", f"{score:.2f}"]
+        yield is_chosen, visible(candidate.text), [*values, taken]
 
 
-def count(number: int, one: str, many: str = "") -> str:
+def count(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun, singular or plural."""
-    return f"{number} {one if number == 1 else many or one + 's'}"
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 CHECK_THESE = "Check these:"
@@ -199,8 +204,8 @@ def finding(answer: Answer) -> str:
     somewhere = risky if level >= RISKY_LEVEL else little
     word = _least_probable_word(answer) if answer.risk_source == "token_probability" else None
     # a claim that is listed below, and of equal ones that with the word
-    equal = [one for one in listed if scale.level(one.risk) == level]
-    with_word = [one for one in equal if word and one.start < word.end and word.start < one.end]
+    equal = [claim for claim in listed if scale.level(claim.risk) == level]
+    with_word = [claim for claim in equal if word and claim.start < word.end and word.start < claim.end]
     named: Unit | None = next(iter([*with_word, *listed]), word)
     if named is None:
         return somewhere.format("a part of this answer")
@@ -213,13 +218,13 @@ def _least_probable_word(answer: Answer) -> Unit | None:
 
     The risk of a span is that of this token. The other words of the span may be ones that the model was sure of.
     """
-    span = max(answer.spans, key=lambda one: -1.0 if one.risk is None else inf if isnan(one.risk) else one.risk)
-    least = min(tokens_of(span), key=lambda one: -inf if isnan(one.log_prob) else one.log_prob, default=None)
+    span = max(answer.spans, key=lambda span: -1.0 if span.risk is None else inf if isnan(span.risk) else span.risk)
+    least = min(tokens_of(span), key=lambda token: -inf if isnan(token.log_prob) else token.log_prob, default=None)
     if least is None:
         return None
     end = max(least.end, least.start + 1)  # a character of several tokens ends with the last of them
-    found = [word for word in answer.words if word.start < end and word.end > least.start]
-    return found[0] if len(found) == 1 else None
+    words = [word for word in answer.words if word.start < end and word.end > least.start]
+    return words[0] if len(words) == 1 else None
 
 
 def risk_text(unit: Unit) -> str:

@@ -4,11 +4,7 @@ Fitting a calibrator needs scikit-learn (the extra ``risk``) and :mod:`cocoa_eng
 """
 
 from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, embedded_calibrator
-from cocoa_engine.risk.claims import content_words
-from cocoa_engine.risk.clauses import clauses, marked_stretches, open_block, open_inline
-from cocoa_engine.risk.sentences import list_marks
 from cocoa_engine.risk.units import LOWEST_SHADE, Check, MeasuredText, Unit, UnitLevel, riskiest, tokens_of
-from cocoa_engine.risk.words import is_unspaced, word_ranges
 
 __all__ = [
     "LOWEST_SHADE",
@@ -18,15 +14,7 @@ __all__ = [
     "RiskCalibrator",
     "Unit",
     "UnitLevel",
-    "clauses",
-    "content_words",
     "embedded_calibrator",
-    "is_unspaced",
-    "list_marks",
-    "marked_stretches",
-    "open_block",
-    "open_inline",
     "riskiest",
     "tokens_of",
-    "word_ranges",
 ]

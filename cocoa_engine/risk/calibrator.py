@@ -116,22 +116,22 @@ class RiskCalibrator(SettingsModel, Part):
             raise ValueError("it has a risk of answers to short prompts, and none of other answers")
         levels = ((self.span, SPAN_FEATURES), (self.answer, ANSWER_FEATURES), (self.closed_book, ANSWER_FEATURES))
         for fitted, names in levels:
-            known = [name for name in names if name not in absent]
-            before = [name for name in known if name not in LATER_FEATURES]
-            if fitted is not None and fitted.features not in (known, before):
+            measured = [name for name in names if name not in absent]
+            before = [name for name in measured if name not in LATER_FEATURES]
+            if fitted is not None and fitted.features not in (measured, before):
                 raise ValueError(
-                    f"features: this version measures {', '.join(known)}; another version fitted it, fit it again"
+                    f"features: this version measures {', '.join(measured)}; another version fitted it, fit it again"
                 )
         return self
 
     @classmethod
-    def of(cls, given: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
+    def of(cls, value: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
         """A calibrator as it is, or read from its file (:meth:`load`); `None` stays `None`."""
-        if given is None or isinstance(given, RiskCalibrator):
-            return given
-        if not isinstance(given, (str, Path)):
-            raise ConfigError(f"calibrator must be a RiskCalibrator or its file, not {type(given).__name__}.")
-        return cls.load(given)
+        if value is None or isinstance(value, RiskCalibrator):
+            return value
+        if not isinstance(value, (str, Path)):
+            raise ConfigError(f"calibrator must be a RiskCalibrator or its file, not {type(value).__name__}.")
+        return cls.load(value)
 
     @classmethod
     def load(cls, path: str | Path) -> RiskCalibrator:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
+from cocoa_engine.risk.claims import content_words
 from cocoa_engine.risk.sentences import blocks, ends_in_abbreviation, list_marks, open_fence, sentence_ranges
 from cocoa_engine.risk.words import Range, word_ranges
 
@@ -68,30 +69,45 @@ class Clause(NamedTuple):
         start, end: offset of its first character, and after its last one.
         place: where a reference stands: before the punctuation at its end, or behind that of an abbreviation.
         is_code: whether it is a block of code, in which no reference can stand.
+        words: its content words; all its words, marks of lists left out, if it has none.
     """
 
     start: int
     end: int
     place: int
-    is_code: bool = False
+    is_code: bool
+    words: Sequence[Range]
 
 
 def clauses(text: str) -> list[Clause]:
     """The clauses of a text, in order. None ends inside code, a quotation, brackets or a link."""
     code, plain = _without_code(text)
-    whole = [Range(*one.span()) for one in _WHOLE.finditer(plain)]
-    rows = [Range(*one.span()) for one in _ROW.finditer(plain)]
-    rows += [Range(*one.span()) for table in _TABLE.finditer(plain) for one in _LINE.finditer(plain, *table.span())]
+    whole = [Range(*match.span()) for match in _WHOLE.finditer(plain)]
+    rows = [Range(*match.span()) for match in _ROW.finditer(plain)]
+    rows += [Range(*line.span()) for table in _TABLE.finditer(plain) for line in _LINE.finditer(plain, *table.span())]
     ends, pipes, entities = _cuts(text)
     ends = {end for end in ends if not _is_inside(end, rows)} | {at for row in rows for at in row}
-    ends |= {at for at in pipes if any(row.start <= at <= row.end for row in rows)} | {at for one in code for at in one}
+    ends |= {at for at in pipes if any(row.start <= at <= row.end for row in rows)}
+    ends.update(at for block in code for at in block)
     ends = {end for end in ends if not _is_inside(end, whole + code)}
-    return [
-        Clause(start, end, end, is_code=True)
-        if any(one.start <= start < one.end for one in code)
-        else Clause(start, end, _place(text, start, end, entities))
-        for start, end in _stripped(text, sorted({0, *ends, len(text)}))
-    ]
+    bounds = list(_stripped(text, sorted({0, *ends, len(text)})))
+    marks, begins = list_marks(text), [start for start, _ in bounds]
+    others = [word for word in word_ranges(text) if not any(mark.start <= word.start < mark.end for mark in marks)]
+    by_clause = _grouped(content_words(text), begins), _grouped(others, begins)
+    clauses: list[Clause] = []
+    for (start, end), content, words in zip(bounds, *by_clause, strict=True):
+        is_code = any(block.start <= start < block.end for block in code)
+        place = end if is_code else _place(text, start, end, entities)
+        clauses.append(Clause(start, end, place, is_code, content or words))
+    return clauses
+
+
+def _grouped(words: Sequence[Range], begins: Sequence[int]) -> list[list[Range]]:
+    """The words by the clause in which they begin."""
+    groups: list[list[Range]] = [[] for _ in begins]
+    for word in words:
+        groups[bisect_right(begins, word.start) - 1].append(word)
+    return groups
 
 
 def _cuts(text: str) -> tuple[set[int], set[int], set[int]]:
@@ -112,7 +128,7 @@ def _without_code(text: str) -> tuple[list[Range], str]:
 
 
 def _is_inside(offset: int, ranges: list[Range]) -> bool:
-    return any(one.start < offset < one.end for one in ranges)
+    return any(part.start < offset < part.end for part in ranges)
 
 
 def _stripped(text: str, bounds: list[int]) -> Iterator[tuple[int, int]]:
@@ -159,20 +175,20 @@ def marked_stretches(text: str, ranges: Sequence[tuple[int, int]], *, with_code:
         ranges: ranges of the text, in order. They may end inside words.
         with_code: whether to add the other parts of the ranges that have words or signs such as arrows, by line.
     """
-    words = word_ranges(text, (at for one in ranges for at in one))
+    words = word_ranges(text, (at for part in ranges for at in part))
     words = every = [word for word in words if any(map(str.isalnum, text[word.start : word.end]))]
     code, plain = _without_code(text)
     matches = list(_INLINE.finditer(plain))
     inline = [Range(*match.span()) for match in matches if match["label"] is None]
     tags = [Range(*match.span()) for match in matches if match["tag"] or match["address"] or match["display"]]
-    for one in (one for one in matches if one["label"] is not None):  # a mark may stand inside of the label of a link
-        tags += [Range(one.start(), one.start("label")), Range(one.end("label"), one.end())]
+    for match in (match for match in matches if match["label"] is not None):  # whose label may have a mark inside
+        tags += [Range(match.start(), match.start("label")), Range(match.end("label"), match.end())]
     words = [word for word in words if not any(tag.start <= word.start < tag.end for tag in tags)]
     ends = [word.end for word in words]
     marks = list_marks(text)
     cuts, pipes, entities = _cuts(text)
     cuts = {cut for cut in cuts | pipes if not _is_inside(cut, inline)} | {at for tag in tags for at in tag}
-    found: list[Stretch] = []
+    stretches: list[Stretch] = []
     for number, (begin, stop) in enumerate(ranges):
         for low, high in _written(text, begin, stop, cuts | _unpaired(text, begin, stop), code):
             low = max([low, *(mark.end for mark in marks if mark.start < high and low < mark.end)])
@@ -181,8 +197,8 @@ def marked_stretches(text: str, ranges: Sequence[tuple[int, int]], *, with_code:
             if last < first or low >= high:
                 continue
             start, end = min(low, words[first].start), max(high, words[last].end)
-            start = max([start, *(one.end for one in inline if one.start < start < one.end)])
-            end = min([end, *(one.start for one in inline if one.start < end < one.end)])
+            start = max([start, *(part.end for part in inline if part.start < start < part.end)])
+            end = min([end, *(part.start for part in inline if part.start < end < part.end)])
             if not any(map(str.isalnum, text[start:end])):
                 continue
             start += len(text[start:end]) - len(text[start:end].lstrip())
@@ -190,16 +206,17 @@ def marked_stretches(text: str, ranges: Sequence[tuple[int, int]], *, with_code:
             end = start + len(text[start:end].rstrip())
             alone = _ALONE.fullmatch(text, start, end)  # such as the beginning of emphasis
             start, end = alone.span(1) if alone else (start, end)
-            _add(found, Stretch(start, end, [number]))
+            _add(stretches, Stretch(start, end, [number]))
     if not with_code:
-        return found
+        return stretches
     rest: list[Stretch] = []
-    taken = [Range(one.start, one.end) for one in found] + marks + [Range(*one.span()) for one in _FENCE.finditer(text)]
+    taken = [*marks, *(Range(*match.span()) for match in _FENCE.finditer(text))]
+    taken += [Range(stretch.start, stretch.end) for stretch in stretches]
     for number, (begin, stop) in enumerate(ranges):
-        bounds = {begin, stop, *(at for one in taken for at in one if begin < at < stop)}
+        bounds = {begin, stop, *(at for part in taken for at in part if begin < at < stop)}
         bounds |= {at + 1 for at in range(begin, stop) if text[at] == "\n"}
         for start, end in _stripped(text, sorted(bounds)):
-            if any(one.start <= start < one.end for one in taken):
+            if any(part.start <= start < part.end for part in taken):
                 continue
             edges = [(word.start, word.end) for word in every if word.start < end and start < word.end]
             start = min([start, *(word[0] for word in edges)])
@@ -207,20 +224,20 @@ def marked_stretches(text: str, ranges: Sequence[tuple[int, int]], *, with_code:
             _add(rest, Stretch(start, end, [number], is_code=True))
     # a letter, a digit, or a sign such as an arrow or a tick, and no punctuation
     said = {char for char in text if char.isalnum() or (not char.isascii() and unicodedata.category(char)[0] == "S")}
-    return sorted([*found, *(one for one in rest if not said.isdisjoint(text[one.start : one.end]))])
+    return sorted([*stretches, *(part for part in rest if not said.isdisjoint(text[part.start : part.end]))])
 
 
-def _add(found: list[Stretch], new: Stretch) -> None:
+def _add(stretches: list[Stretch], new: Stretch) -> None:
     """Add a part to those before it, or to the last of them if it touches it."""
-    if found and new.start <= found[-1].end:
-        last = found.pop()
+    if stretches and new.start <= stretches[-1].end:
+        last = stretches.pop()
         new = new._replace(start=last.start, end=max(last.end, new.end), numbers=[*last.numbers, *new.numbers])
-    found.append(new)
+    stretches.append(new)
 
 
 def open_inline(line: str) -> int:
     """Where code or a tag begins that the rest of a line may close; the length of the line if nothing is open."""
-    opened = _OPEN.search(_INLINE.sub(lambda one: " " * len(one[0]), line))
+    opened = _OPEN.search(_INLINE.sub(lambda match: " " * len(match[0]), line))
     return opened.start() if opened else len(line)
 
 
@@ -254,6 +271,6 @@ def _written(text: str, begin: int, stop: int, cuts: set[int], code: list[Range]
         line, end = text.rfind("\n", 0, begin) + 1, text.find("\n", begin, stop)
         end = stop if end < 0 else end
         bounds = {begin, end, *(at for at in cuts if begin < at < end)}
-        if not _FENCE.match(text, line) and not any(one.start <= begin < one.end for one in code):
+        if not _FENCE.match(text, line) and not any(block.start <= begin < block.end for block in code):
             yield from _stripped(text, sorted(bounds))
         begin = end + 1

@@ -182,12 +182,12 @@ class RiskPolicy:
         risk_measure(config, self.fitting(config), heads_of_model(config.decore_heads, self._session.model))
 
     def measure(
-        self, config: CocoaConfig, source: object = None, *, given: bool = False, backend: Backend | None = None
+        self, config: CocoaConfig, source: object = None, *, of_given_text: bool = False, backend: Backend | None = None
     ) -> RiskMeasure:
         """How the risks of a call are computed, see :func:`risk_measure`. The embedded risk of answers is not for given
         texts."""
         calibrator, model = self.applying(config, backend), self._session.model
-        if given and self._automatic and calibrator is not None:
+        if of_given_text and self._automatic and calibrator is not None:
             calibrator = calibrator.spans_only()
         heads = of_model = heads_of_model(config.decore_heads, model)
         fitted = None if calibrator is None else calibrator.heads

@@ -45,7 +45,7 @@ def sentence_ranges(text: str) -> list[Range]:
     A line that begins a list item, a heading or a table row begins a sentence; so does a paragraph. A fenced block of
     code is one. A full stop after an abbreviation or an initial, in a number, an address or code ends none.
     """
-    found: list[Range] = []
+    sentences: list[Range] = []
     for start, end, is_code in blocks(text):
         bounds = [start] if is_code else [start, *_ends(text, start, end)]
         if bounds[-1] != end:
@@ -53,8 +53,8 @@ def sentence_ranges(text: str) -> list[Range]:
         for low, high in itertools.pairwise(bounds):
             if core := text[low:high].strip():
                 first = text.index(core, low)
-                found.append(Range(first, first + len(core)))
-    return found
+                sentences.append(Range(first, first + len(core)))
+    return sentences
 
 
 def list_marks(text: str) -> list[Range]:

@@ -126,10 +126,10 @@ class Token:
 def tokens_of(part: Span) -> list[Token]:
     """The tokens of a span. Without their ends, each counts for the whole span."""
     count, ends = len(part.token_log_probs), part.token_ends
-    known = len(ends) == count
+    has_ends = len(ends) == count
     columns = (
-        [part.start, *ends][:count] if known else [part.start] * count,
-        ends if known else [part.end] * count,
+        [part.start, *ends][:count] if has_ends else [part.start] * count,
+        ends if has_ends else [part.end] * count,
         part.token_log_probs,
         *(
             values if len(values) == count else [None] * count

@@ -27,7 +27,7 @@ from cocoa_engine.spans import Candidate
 
 _Loop = Generator[Sequence[Path], StepOutput | list[TokenOutput], list[Branch]]
 
-Known = dict[Path, TokenOutput]
+Outputs = dict[Path, TokenOutput]
 """The model's output for each path that was fed after the committed tokens."""
 
 MOST_FED = 8192  # branch tokens grown together, at most; the model's output for each stays in memory until they end
@@ -70,20 +70,20 @@ class CandidateGrower:
             grown: list[list[Candidate]] = []
             before, committed = self._top(self._backend.prefill(tree)[None])[0], prompt
             for part in (text[start : start + width] for start in range(0, len(text), width)):
-                known: Known = {}
+                outputs: Outputs = {}
                 if tree.keeps_rest:  # the text first: its distributions say where branches start
-                    self._feed(tree, prefixes([part]), known)
-                grown += self._grow(tree, committed, part, before, known)
+                    self._feed(tree, prefixes([part]), outputs)
+                grown += self._grow(tree, committed, part, before, outputs)
                 if len(grown) < len(text):
                     if not tree.keeps_rest:
                         tree.commit(())
-                        self._feed(tree, [part], known)
-                    before, committed = known[part].next, [*committed, *part]
+                        self._feed(tree, [part], outputs)
+                    before, committed = outputs[part].next, [*committed, *part]
                     tree.commit(part)
             return grown
 
     def _grow(
-        self, tree: TokenTree, committed: list[int], part: Path, before: NextTokens | None, known: Known
+        self, tree: TokenTree, committed: list[int], part: Path, before: NextTokens | None, outputs: Outputs
     ) -> list[list[Candidate]]:
         """The candidates at each token of a part, which follows the committed tokens.
 
@@ -95,7 +95,7 @@ class CandidateGrower:
         grown: list[list[Candidate]] = [[] for _ in part]
         growing: dict[int, tuple[SpanDecoder, _Loop, Sequence[Path]]] = {}  # by position, with the paths it needs next
         for at in range(len(part)):
-            ids, following = [*committed, *part[:at]], known[part[:at]].next if at else before
+            ids, following = [*committed, *part[:at]], outputs[part[:at]].next if at else before
             if following is None:
                 raise non_finite(len(ids))
             candidates = following.competing(config.gamma, config.max_candidates)
@@ -107,17 +107,17 @@ class CandidateGrower:
                 growing[at] = decoder, loop, next(loop)
         while growing:
             wanted = dict.fromkeys(part[:at] + path for at, (_, _, paths) in growing.items() for path in paths)
-            self._feed(tree, [path for path in wanted if path not in known], known)
+            self._feed(tree, [path for path in wanted if path not in outputs], outputs)
             for at, (decoder, loop, paths) in [*growing.items()]:
                 try:
-                    growing[at] = decoder, loop, loop.send([known[part[:at] + path] for path in paths])
+                    growing[at] = decoder, loop, loop.send([outputs[part[:at] + path] for path in paths])
                 except StopIteration as done:
                     del growing[at]
                     grown[at] = decoder.score_candidates(done.value)
         return grown
 
-    def _feed(self, tree: TokenTree, paths: Sequence[Path], known: Known) -> None:
-        """Feed paths, and add the model's output for each to ``known``."""
+    def _feed(self, tree: TokenTree, paths: Sequence[Path], outputs: Outputs) -> None:
+        """Feed paths, and add the model's output for each to ``outputs``."""
         width = self._backend.paths_per_step
         for start in range(0, len(paths), width):
             some = paths[start : start + width]
@@ -126,7 +126,7 @@ class CandidateGrower:
             source = source_values(output)
             for row, (path, following) in enumerate(zip(some, self._top(output.logits), strict=True)):
                 # if no token can be chosen, the decode loop raises the error, which needs the logits
-                known[path] = TokenOutput(
+                outputs[path] = TokenOutput(
                     output.logits[row] if following is None else None,
                     output.hidden[:, row],
                     following,

@@ -19,17 +19,8 @@ from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.backends import Backend
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS, ContrastingMethod
+from cocoa_engine.model import prompts
 from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.model.prompts import (
-    ChatTokens,
-    Prompt,
-    Source,
-    Texts,
-    is_many,
-    passage_positions,
-    prompt_ids,
-    text_ids,
-)
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.policy import RiskMeasure, RiskPolicy, reaches
@@ -42,31 +33,31 @@ from cocoa_engine.spans import Candidate, Span
 @at_work
 def score(
     session: Session,
-    prompt: Prompt,
-    text: str | Sequence[int] | Texts,
+    prompt: prompts.Prompt,
+    text: str | Sequence[int] | prompts.Texts,
     config: CocoaConfig,
     risk: RiskPolicy,
-    source: Source | None = None,
+    source: prompts.Source | None = None,
     divide: bool = False,
     cancellation: Cancellation | None = None,
 ) -> Generation | list[Generation]:
     """Score a text, or each of several texts; see :meth:`CocoaEngine.score`."""
     cancellation = given_or_new(cancellation, Cancellation, "cancellation")
-    texts = list(text) if is_many(text) else [text]
+    texts = list(text) if prompts.is_many(text) else [text]
     scored = cancellation.run(
-        _scored, session, prompt, texts, is_many(text), config, risk, source, divide, cancellation
+        _scored, session, prompt, texts, prompts.is_many(text), config, risk, source, divide, cancellation
     )
-    return scored if is_many(text) else scored[0]
+    return scored if prompts.is_many(text) else scored[0]
 
 
 def _scored(
     session: Session,
-    prompt: Prompt,
+    prompt: prompts.Prompt,
     texts: Sequence[object],
     many: bool,
     config: CocoaConfig,
     risk: RiskPolicy,
-    source: Source | None,
+    source: prompts.Source | None,
     divide: bool,
     cancellation: Cancellation,
 ) -> list[Generation]:
@@ -76,12 +67,12 @@ def _scored(
             f"method={config.method!r} scores a text as one span; leave divide=True out, or use 'cocoa-sig'."
         )
     capture_spec(model, config)  # checks that the settings fit the model
-    before = prompt_ids(model, session.tokens, prompt)
-    passages = passage_positions(session.tokens, prompt, before, source)
+    before = prompts.prompt_ids(model, session.tokens, prompt)
+    passages = prompts.passage_positions(session.tokens, prompt, before, source)
     ids, shown, window = [], [], model.context_window
     for number, text in enumerate(texts):
         name = f"text to score at index {number}" if many else "text to score"
-        token_ids, shown_text = text_ids(model, session.tokens, prompt, before, text, name)
+        token_ids, shown_text = prompts.text_ids(model, session.tokens, prompt, before, text, name)
         if method.reads_back and window is not None and 2 * len(before) + len(token_ids) > window:
             raise PromptError(
                 f"the prompt ({len(before)} tokens), which method={config.method!r} reads twice, and the text to score "
@@ -90,7 +81,7 @@ def _scored(
         ids.append(token_ids)
         shown.append(shown_text)
     cancellation.check()  # what follows runs the model
-    measure = risk.measure(config, source, given=True)
+    measure = risk.measure(config, source, of_given_text=True)
     calibrator = measure.calibrator
     capture = capture_spec(model, config, calibrator)
     if method.needs_own_passes or (calibrator is not None and calibrator.heads):
@@ -101,7 +92,7 @@ def _scored(
         scored = score_texts(session.backend, before, ids, *settings, cancellation=cancellation)
         spans, passes = [[span] for span, _ in scored], [count for _, count in scored]
     else:
-        spans = [score_spans(model, before, each, None if divide else [len(each)], *settings) for each in ids]
+        spans = [score_spans(model, before, text, None if divide else [len(text)], *settings) for text in ids]
         passes = [1] * len(ids)
     if method.needs_own_passes:
         alone = [span for (span,) in spans]
@@ -120,7 +111,7 @@ def _scored(
             {"prompt_tokens": len(before), "forward_passes": count, "fed_tokens": len(token_ids)},
             finish_reason=None,
             model_name=session.model_name,
-            question_tokens=prompt.question_tokens if isinstance(prompt, ChatTokens) else None,
+            question_tokens=prompt.question_tokens if isinstance(prompt, prompts.ChatTokens) else None,
         )
         for token_ids, count, of_text, shown_text, rivals in zip(ids, passes, spans, shown, grown, strict=True)
     ]

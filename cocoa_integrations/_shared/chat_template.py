@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from cocoa_engine import CocoaEngine, ConfigError, PromptError
 from cocoa_engine.errors import ChatTemplateError
-from cocoa_engine.model.text import require_unicode
+from cocoa_engine.integration import require_unicode
 from cocoa_integrations._shared.reasoning import OPENING, ReasoningTags
 
 _OF_THE_ADAPTER = {
@@ -43,10 +43,10 @@ class ChatTemplateOptions(BaseModel):
 
     @field_validator("chat_template_kwargs")
     @classmethod
-    def _are_variables(cls, given: dict[str, Any]) -> dict[str, Any]:
-        if wrong := [f"{name} ({_OF_THE_ADAPTER[name]})" for name in given if name in _OF_THE_ADAPTER]:
+    def _are_variables(cls, variables: dict[str, Any]) -> dict[str, Any]:
+        if wrong := [f"{name} ({_OF_THE_ADAPTER[name]})" for name in variables if name in _OF_THE_ADAPTER]:
             raise ValueError(f"chat_template_kwargs takes variables of the template, not {', '.join(wrong)}")
-        return given
+        return variables
 
 
 OPTIONS = frozenset(ChatTemplateOptions.model_fields)
@@ -180,7 +180,7 @@ def ends_inside_reasoning(
         except ChatTemplateError:
             return prompt.rstrip().endswith(opening)
     pairs = enumerate(zip(prompt, before, strict=False))
-    shared = len(before) if prompt.startswith(before) else next((at for at, (one, other) in pairs if one != other), 0)
+    shared = len(before) if prompt.startswith(before) else next((at for at, (char, other) in pairs if char != other), 0)
     begun = prompt[shared:]
     return opening in begun.rpartition(closing)[2]
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
 from cocoa_engine import ContextLift
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.messages import unknown
+from cocoa_engine.errors import ConfigError, unknown
+from cocoa_engine.integration import clauses
 from cocoa_engine.report import RangeReport, RiskReport, SpanReport, finite
-from cocoa_engine.risk import clauses, content_words, list_marks, word_ranges
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read
 from cocoa_integrations._shared.limits import require_finite
 
@@ -149,21 +148,15 @@ def marker_edits(text: str, citations: Sequence[Citation]) -> list[Edit]:
     cited if a citation has one of its content words, or of its words if it has none. The markers of a block of code
     stand in the clause before it, or in a line before the block.
     """
-    parts = clauses(text)
-    begins = [part.start for part in parts]
-    sources: list[set[int]] = [set() for _ in parts]
-    content, marks = content_words(text), list_marks(text)
-    with_content = {bisect_right(begins, word.start) - 1 for word in content}
-    others = [word for word in word_ranges(text) if not any(mark.start <= word.start < mark.end for mark in marks)]
-    others = [word for word in others if bisect_right(begins, word.start) - 1 not in with_content]
-    for word in content + others:
-        for citation in citations:
-            shared = text[max(word.start, citation.start) : min(word.end, citation.end)]
-            if any(map(str.isalnum, shared)):
-                sources[bisect_right(begins, word.start) - 1].add(citation.source)
+
+    def shared(word: tuple[int, int], citation: Citation) -> str:
+        return text[max(word[0], citation.start) : min(word[1], citation.end)]
+
     places: dict[tuple[int, str], set[int]] = {}
     before: int | None = None
-    for part, cited in zip(parts, sources, strict=True):
+    for part in clauses(text):
+        pairs = itertools.product(part.words, citations)
+        cited = {citation.source for word, citation in pairs if any(map(str.isalnum, shared(word, citation)))}
         if not part.is_code and any(map(str.isalnum, text[part.start : part.end])):
             before = part.place
         if cited:

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from cocoa_engine import Unit, UnitLevel
-from cocoa_engine.errors import ConfigError, HallucinationRiskError
-from cocoa_engine.messages import unknown
-from cocoa_engine.rendering.wording import SOURCES
+from cocoa_engine.errors import ConfigError, HallucinationRiskError, unknown
+from cocoa_engine.integration import marked_stretches
 from cocoa_engine.report import GateReport, Metric, RiskReport, SpanReport, finite, measured_text, severity
-from cocoa_engine.risk import marked_stretches
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read
 
 GateMetric = Literal["risk", "con_mlds", "f_mlds", "self_information", "answer_risk"]  # of a span, or of the answer
@@ -22,10 +20,10 @@ Mark = str | Callable[[str, Risky], str]  # a template with {text} and {value}, 
 MARK, ABSTENTION = "[[{text}]]", "I don't know."  # the defaults
 
 
-def require_known(name: str, value: Any, known: Any) -> None:
+def require_known(name: str, value: Any, literal: Any) -> None:
     """Refuse a value that a ``Literal`` does not have, and name the closest one."""
-    if value not in get_args(known):
-        raise ConfigError(unknown([str(value)], get_args(known), what=name))
+    if value not in get_args(literal):
+        raise ConfigError(unknown([str(value)], get_args(literal), what=name))
 
 
 def require_finite(name: str, value: Any) -> None:
@@ -148,7 +146,7 @@ class Limit:
         if metric != "answer_risk":
             worst, _ = max(measured_units(report.spans, metric, self.unit), key=lambda measured: measured[1])
             named = f"characters {worst.start} to {worst.end}" if worst.text is None else repr(worst.text)
-        if metric == "risk" and (kind := SOURCES.get(report.risk_source or "")):
+        if metric == "risk" and (kind := report.risk_meaning):
             source = f" ({kind})"
         return HallucinationRiskError(
             f"{metric} of {named} is {value:.4g}{source}, which reaches the threshold of {threshold:.4g}",
@@ -222,9 +220,9 @@ def _marked(part: Risky, value: float, mark: Mark) -> Edit:
     return Edit(start=end - len(core), end=end, text=marked)
 
 
-def require_reaction(on_risk: str, known: Any, mark: Mark, answer: str) -> None:
-    """Check what happens to answers that are too risky: an action that ``known`` has, a mark, and another text."""
-    require_known("on_risk", on_risk, known)
+def require_reaction(on_risk: str, literal: Any, mark: Mark, answer: str) -> None:
+    """Check what happens to answers that are too risky: an action that ``literal`` has, a mark, and another text."""
+    require_known("on_risk", on_risk, literal)
     if not isinstance(answer, str):
         raise ConfigError(f"answer takes a text, not a {type(answer).__name__}")
     try:

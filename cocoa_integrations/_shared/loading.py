@@ -13,9 +13,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cocoa_engine import CocoaEngine, RiskCalibrator, Runtime
-from cocoa_engine.forks import free_in_child
-from cocoa_engine.model.loading import load_tokenizer, read_context_window
+from cocoa_engine import CocoaEngine, RiskCalibrator, Runtime, load_tokenizer, read_context_window
+from cocoa_engine.integration import free_in_child
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -162,10 +161,10 @@ def _once(key: tuple[Any, ...], make: Callable[[], Shared]) -> Shared:
     *rest, arguments = key
     text = repr((*rest, sorted(arguments.items())))
     with _shared_lock:
-        found = _shared.get(text)
-        if found is None:
-            found = _shared[text] = make()
-        return found
+        shared = _shared.get(text)
+        if shared is None:
+            shared = _shared[text] = make()
+        return shared
 
 
 def settings_digest(engine: CocoaEngine) -> str:

@@ -40,7 +40,7 @@ class TokenLogprobs:
         shown = 0  # characters of the span's text that the tokens so far cover
         for number, (token_id, log_prob) in enumerate(zip(span.token_ids, span.token_log_probs, strict=True)):
             before = len(self._track.text)
-            top = [] if span.top_log_probs is None else [self._rival(*each) for each in span.top_log_probs[number]]
+            top = [] if span.top_log_probs is None else [self._rival(*token) for token in span.top_log_probs[number]]
             self._track.push(token_id)
             piece = self._track.text[before:]
             text = piece[: len(span.text) - shown]
@@ -58,7 +58,7 @@ class TokenLogprobs:
 
     def token(self, token_id: int, log_prob: float | None, top: Sequence[tuple[int, float]] = ()) -> dict[str, Any]:
         """The entry of the next token of a text that is not divided into spans, such as a prompt."""
-        entry = {"top_logprobs": [self._rival(*each) for each in top]}
+        entry = {"top_logprobs": [self._rival(*token) for token in top]}
         before = len(self._track.text)
         self._track.push(token_id)
         piece = self._track.text[before:]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation, create_model
 
 from cocoa_engine import METHODS, CocoaConfig
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.messages import unknown
+from cocoa_engine.errors import ConfigError, unknown
 
 OF_SAMPLING = ("top_k", "top_p")
 """Settings that are options of other models unless the method samples tokens."""
@@ -44,9 +43,9 @@ def split_settings(options: Mapping[str, Any], method: str | None = None) -> tup
     return settings, rest
 
 
-def refuse_unknown(options: Iterable[str], known: Iterable[str], *, what: str) -> None:
+def refuse_unknown(options: Iterable[str], names: Iterable[str], *, what: str) -> None:
     """Refuse names that are neither known options nor settings, and name the closest known one."""
-    names = sorted({*known, *CocoaConfig.model_fields, *SYNONYMS})
+    names = sorted({*names, *CocoaConfig.model_fields, *SYNONYMS})
     if not_known := [name for name in options if name not in names]:
         raise ConfigError(f"{what}: {unknown(not_known, names, what='option')}")
 

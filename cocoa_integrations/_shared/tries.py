@@ -10,8 +10,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cocoa_engine import CocoaConfig
-from cocoa_engine.errors import ConfigError, HallucinationRiskError
-from cocoa_engine.messages import explain
+from cocoa_engine.errors import ConfigError, HallucinationRiskError, explain
 from cocoa_engine.report import GateReport, ReportEntry, RiskReport, finite, severity
 from cocoa_integrations._shared.edits import Change, replacement
 from cocoa_integrations._shared.limits import GateMetric, Limit, kind_of, reaches, require_reaction

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import threading
 import weakref
 from collections.abc import Callable, Generator
@@ -15,7 +16,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 from typing_extensions import Self
 
 from cocoa_engine import Cancellation, Runtime
-from cocoa_engine.forks import call_in_child, free_in_child
+from cocoa_engine.integration import free_in_child
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -33,8 +34,9 @@ class HasRuntime(Protocol):
 _pools: weakref.WeakKeyDictionary[HasRuntime, ThreadPoolExecutor] = weakref.WeakKeyDictionary()
 _running: set[object] = set()
 _lock = free_in_child(threading.Lock())
-call_in_child(_pools.clear)  # their threads do not exist in the child
-call_in_child(_running.clear)
+if hasattr(os, "register_at_fork"):  # their threads do not exist in the child
+    os.register_at_fork(after_in_child=_pools.clear)
+    os.register_at_fork(after_in_child=_running.clear)
 
 
 async def in_worker(

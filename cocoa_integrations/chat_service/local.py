@@ -24,8 +24,7 @@ from cocoa_engine import (
     Timeline,
 )
 from cocoa_engine.errors import GenerationTimeoutError, PromptError
-from cocoa_engine.model.callables import Criterion
-from cocoa_engine.model.text import require_unicode
+from cocoa_engine.integration import Criterion, require_unicode
 from cocoa_engine.report import Part, RiskReport, SpanReport
 from cocoa_integrations._shared.chat_template import text_ends_inside_reasoning
 from cocoa_integrations._shared.loading import LazyEngine
@@ -77,7 +76,7 @@ class LocalChat:
         prompts: list[Any] = [call.prompt for call in calls]
         options = {"config": first.config, "batch_size": batch_size, **PreparedCall(engine, first).options}
         generations = self._retrying(partial(engine.generate_batch, prompts, **options))
-        return [PreparedCall(engine, call).made(each) for call, each in zip(calls, generations, strict=True)]
+        return [PreparedCall(engine, call).made(answer) for call, answer in zip(calls, generations, strict=True)]
 
     def stream(self, call: ChatCall) -> LocalStream:
         """The answer to a call, span by span. Nothing is decoded before the first one is asked for."""

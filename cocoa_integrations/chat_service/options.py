@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, field_serializer
 from typing_extensions import Self
 
 from cocoa_engine import CocoaConfig, CocoaEngine
-from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
-from cocoa_engine.messages import explain
-from cocoa_engine.model.load_options import LoadOptions, changed_options, default_of, loading_arguments
+from cocoa_engine.errors import ConfigError, UnsupportedFeatureError, explain
+from cocoa_engine.integration import ACCESS_OPTIONS, LoadOptions, changed_options, loading_arguments
 from cocoa_engine.report import Detail
 from cocoa_integrations._shared.loading import LazyEngine, lazy_engine
 from cocoa_integrations._shared.settings import (
@@ -164,6 +164,14 @@ class ModelOptions(AnswerOptions, DecodeSettings, LoadOptions):
         """Run a function in a worker thread of the engine."""
         return await in_worker(self._engine_or_lazy, call, *args)
 
+    @field_serializer("model_kwargs", "tokenizer_kwargs")
+    def _serialized_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return shown_entries(kwargs)
+
+    @field_serializer("dtype")
+    def _serialized_dtype(self, dtype: Any) -> str:
+        return str(dtype).removeprefix("torch.")
+
     @property
     def service(self) -> LocalChat | RemoteChat:
         """What answers the calls."""
@@ -198,7 +206,7 @@ class ModelOptions(AnswerOptions, DecodeSettings, LoadOptions):
 
     @classmethod
     def _read(
-        cls, options: dict[str, Any], known: Iterable[str] = (), **loaded: Any
+        cls, options: dict[str, Any], more: Iterable[str] = (), **loaded: Any
     ) -> tuple[CocoaConfig, dict[str, Any]]:
         """The settings, and the other fields, that the options of a constructor give. At a server, settings are unset.
 
@@ -214,7 +222,7 @@ class ModelOptions(AnswerOptions, DecodeSettings, LoadOptions):
         base = config or (engine.config if engine is not None else CocoaConfig())
         settings, rest = split_settings(options, base.method)
         rest = refuse_unsupported(rest, what=what)
-        refuse_unknown(rest, {*cls.model_fields, *known, "engine", "config", "model"}, what=what)
+        refuse_unknown(rest, {*cls.model_fields, *more, "engine", "config", "model"}, what=what)
         objects = {name: value for name, value in {**loaded, "engine": engine}.items() if value is not None}
         changed = changed_options(rest)
         if rest.get("base_url") is not None:
@@ -243,7 +251,7 @@ class ModelOptions(AnswerOptions, DecodeSettings, LoadOptions):
                 value = SecretStr(value)
             elif field in LoadOptions.model_fields:
                 if value is None and field != "device_map":
-                    value = default_of(field)
+                    value = LoadOptions.model_fields[field].get_default(call_default_factory=True)
                 try:
                     value = getattr(LoadOptions.model_validate({field: value}), field)
                 except ValidationError as error:
@@ -307,10 +315,10 @@ def _refuse_without_effect(objects: Mapping[str, Any], changed: list[str], named
         refuse_beside("model", [name for name in changed if name in _WEIGHTS])
 
 
-def refuse_beside(given: str, names: Sequence[str]) -> None:
+def refuse_beside(option: str, names: Sequence[str]) -> None:
     """Refuse options, if there are any, that have no effect together with a given one."""
     if names:
-        raise ConfigError(f"{given}= is given, so {', '.join(names)} would have no effect; give one or the other.")
+        raise ConfigError(f"{option}= is given, so {', '.join(names)} would have no effect; give one or the other.")
 
 
 def require_kind(name: str, value: Any, kind: type) -> None:
@@ -341,3 +349,16 @@ def one_model_name(options: dict[str, Any], **more: Any) -> str:
     if names:
         options["model_name"] = next(iter(names.values()))
     return next(iter(names), "model_name")
+
+
+def shown_entries(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that can be written as JSON and are not secret."""
+
+    def is_plain(value: Any) -> bool:
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    return {name: value for name, value in kwargs.items() if name not in ACCESS_OPTIONS and is_plain(value)}

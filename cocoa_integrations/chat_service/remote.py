@@ -19,8 +19,7 @@ from typing_extensions import Self
 
 from cocoa_engine import CocoaConfig, Usage
 from cocoa_engine.errors import ConfigError, DataError, GenerationTimeoutError
-from cocoa_engine.optional import need
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.integration import need, short_repr
 from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations.chat_service.answer import Answer, ChatCall, Piece
 from cocoa_integrations.chat_service.wire import Choice, Chunk, Completion, Models, SentUsage, received
@@ -214,10 +213,10 @@ class RemoteStream:
             variables["enable_thinking"] = call.template.enable_thinking
         body |= {"messages": [], **call.tools.parameters}
         for entry in call.messages:
-            functions = [(each, each["function"]) for each in entry.get("tool_calls", ())]
+            functions = [(tool_call, tool_call["function"]) for tool_call in entry.get("tool_calls", ())]
             calls = [  # in OpenAI's protocol the arguments of calls are JSON text
-                {**each, "function": {**function, "arguments": json.dumps(function["arguments"])}}
-                for each, function in functions
+                {**tool_call, "function": {**function, "arguments": json.dumps(function["arguments"])}}
+                for tool_call, function in functions
             ]
             body["messages"].append({**entry, **({"tool_calls": calls} if calls else {})})
         if variables:
@@ -309,7 +308,7 @@ class RemoteStream:
             piece = Piece(entry, added.content or "", added.reasoning_content or "", deltas, None, listed)
             if entry or piece.content or piece.reasoning or deltas:
                 pieces.append(piece)
-            pieces += [Piece(each) for each in spans[1:]]
+            pieces += [Piece(span) for span in spans[1:]]
             if choice.finish_reason is not None:
                 self._last = choice
         return pieces

@@ -6,8 +6,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
-from cocoa_engine.errors import DataError
-from cocoa_engine.messages import explain
+from cocoa_engine.errors import DataError, explain
 from cocoa_engine.report import RiskReport, SpanReport
 
 Kind = TypeVar("Kind", bound=BaseModel)

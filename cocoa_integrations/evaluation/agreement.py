@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cocoa_engine.errors import DataError
+from cocoa_engine.integration import need
 from cocoa_engine.lab.files import RowModel, parsed
-from cocoa_engine.optional import need
 from cocoa_integrations.evaluation.files import find_file, read_records
 from cocoa_integrations.evaluation.tasks import Id, Text
 
@@ -79,7 +79,7 @@ def agreement(judged: Mapping[AnswerKey, bool | None], people: Labels) -> dict[s
     """
     verdicts = {key: verdict for key, verdict in judged.items() if verdict is not None}
     judge = {name: _kappa(verdicts, labels) for name, labels in people.items()}
-    pairs = {f"{one}, {other}": _kappa(people[one], people[other]) for one, other in combinations(people, 2)}
+    pairs = {f"{first}, {second}": _kappa(people[first], people[second]) for first, second in combinations(people, 2)}
     means = []
     for scores in (judge, pairs):
         defined = [score["kappa"] for score in scores.values() if score["kappa"] is not None]

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cocoa_engine import CocoaConfig
 from cocoa_engine.cli.info import declared_options, load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, Runner, with_options
 from cocoa_engine.cli.output import on_interrupt, output
 from cocoa_engine.cli.progress import Progress, Stage
-from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, MissingExtraError, safe_cause
+from cocoa_engine.integration import MODEL_NAME, need
 from cocoa_engine.lab.tables import show
-from cocoa_engine.model.embedded import MODEL_NAME
-from cocoa_engine.optional import need
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cocoa_engine import CocoaConfig, __version__
 from cocoa_engine.errors import ConfigError, DataError
+from cocoa_engine.integration import need
 from cocoa_engine.lab.files import parsed, read_json
-from cocoa_engine.optional import need
 from cocoa_engine.output_files import LOCK, locked, write_file
 from cocoa_integrations.evaluation.files import fingerprint, json_lines, read_lines
 from cocoa_integrations.evaluation.generated_code import require_confinement
@@ -255,8 +255,8 @@ def evaluate(
                     part = some[start : start + size]
                     own = run_arm(lm, task, arm, part, arm.config(shared), confirm_run_unsafe_code)
                     rows |= {(row["arm"], row["id"]): row for row in own}
-                    known = [rows[key] for key in dict.fromkeys((*ordered, *rows)) if key in rows]
-                    write_file(out / SAMPLES, json_lines(known))
+                    in_order = (rows[key] for key in dict.fromkeys((*ordered, *rows)) if key in rows)
+                    write_file(out / SAMPLES, json_lines(in_order))
 
         def measured(own: Sequence[Row]) -> Measured:
             names = [column.metric for column in task.columns]
@@ -285,7 +285,7 @@ def summarise(rows: Iterable[Row], measure: Measure) -> list[dict[str, Any]]:
         counts, values, means = measure(own)
         metrics = {name: {"mean": mean} for name, mean in means.items()}
         metrics |= {
-            name: statistics(each, first.get(name)) if each else {"mean": None} for name, each in values.items()
+            name: statistics(column, first.get(name)) if column else {"mean": None} for name, column in values.items()
         }
         settings = {name: own[0][name] for name in ("method", "metric", "alpha")}
         empty = sum(not row["answer"] for row in own)

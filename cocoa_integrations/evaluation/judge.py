@@ -119,8 +119,7 @@ class Judge:
 
         ``begin`` is called with the number of prompts that are sent, and ``advance`` after each of them.
         """
-        known = self._own_lines(file)
-        verdicts = {line["key"]: line["verdict"] for line in known if line.get("verdict") is not None}
+        verdicts = {line["key"]: line["verdict"] for line in self._own_lines(file) if line.get("verdict") is not None}
         remaining = {asked.key: asked for asked in prompts if asked.key not in verdicts}
         begin(len(remaining))
         for lines in self.replies(list(remaining.values())):
@@ -248,15 +247,15 @@ def _judged(
     """The number of answers of an arm without a verdict, the values of each sample, and further means."""
     verdicts = {name: {row["id"]: judged.get((row["arm"], row["id"], name)) for row in rows} for name in criteria}
     means: dict[str, float | None] = {"truth_and_info": None, "truth_and_info_kept": None}
-    kept = [row for row in rows if not row["metrics"].get("rejected")]
-    for suffix, chosen in (("", rows), ("_kept", kept)):
+    accepted = [row for row in rows if not row["metrics"].get("rejected")]
+    for suffix, chosen in (("", rows), ("_kept", accepted)):
         for name in criteria:
             favourable = [verdicts[name][row["id"]] is True for row in chosen]
             means[name + suffix] = sum(favourable) / len(favourable) if favourable else None
         truth, info = means["truth" + suffix], means.get("info" + suffix)
         if truth is not None and info is not None:
             means["truth_and_info" + suffix] = truth * info  # as in the paper, the product of the two shares
-    values = {name: {key: float(verdict is True) for key, verdict in each.items()} for name, each in verdicts.items()}
+    values = {name: {key: float(verdict is True) for key, verdict in own.items()} for name, own in verdicts.items()}
     values["rejected"] = {row["id"]: row["metrics"].get("rejected", 0.0) for row in rows}
     unjudged = sum(bool(row["answer"]) and any(verdicts[name][row["id"]] is None for name in criteria) for row in rows)
     return {"unjudged": unjudged}, values, means
@@ -329,7 +328,7 @@ def factscore_run(
         }
         prompts = [check for of_answer in checks.values() for check in of_answer]
         verdicts = asking.verdicts(file, prompts, begin, advance)
-        supported = {answer: [verdicts.get(check.key) for check in each] for answer, each in checks.items()}
+        supported = {answer: [verdicts.get(check.key) for check in claims] for answer, claims in checks.items()}
         results = asking.results(file, settings, rows, lambda own: _factscored(own, supported, gamma))
         results["gamma"] = gamma
         write_results(folder, "factscore", results, factscore_report(results))
@@ -341,11 +340,11 @@ def _factscored(
 ) -> Measured:
     """The numbers of summaries of an arm without a score, and the score and the number of facts of the others."""
     verdicts = {row["id"]: supported.get((row["arm"], row["id"])) for row in rows}
-    judged = {key: [fact is True for fact in each] for key, each in verdicts.items() if each and None not in each}
+    judged = {key: [fact is True for fact in facts] for key, facts in verdicts.items() if facts and None not in facts}
     without = sum(not row["answer"] or verdicts[row["id"]] == [] for row in rows)
     values = {
-        "factscore": {key: factscore(each, gamma) for key, each in judged.items()},
-        "facts": {key: float(len(each)) for key, each in judged.items()},
+        "factscore": {key: factscore(facts, gamma) for key, facts in judged.items()},
+        "facts": {key: float(len(facts)) for key, facts in judged.items()},
     }
     return {"without_facts": without, "unjudged": len(rows) - len(judged) - without}, values, {}
 

@@ -250,11 +250,11 @@ class Question:
 
 def _of_json(field: str, favourable: str, unfavourable: str) -> Callable[[str], bool | None]:
     """Extracts the verdict from a field of the JSON objects in a reply. Contradicting verdicts give ``None``."""
-    known = {favourable.lower(): True, unfavourable.lower(): False}
+    by_word = {favourable.lower(): True, unfavourable.lower(): False}
 
     def verdict(reply: str) -> bool | None:
         objects = _values(_TRAILING_COMMA.sub(r"\1", reply), "{")  # the examples in the prompts have trailing commas
-        verdicts = {known.get(str(value[field]).strip().lower()) for value in objects if field in value}
+        verdicts = {by_word.get(str(value[field]).strip().lower()) for value in objects if field in value}
         return verdicts.pop() if len(verdicts) == 1 else None
 
     return verdict

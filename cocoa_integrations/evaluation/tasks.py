@@ -13,9 +13,8 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from cocoa_engine import METHODS, CocoaConfig
-from cocoa_engine.errors import ConfigError, DataError
+from cocoa_engine.errors import ConfigError, DataError, unknown
 from cocoa_engine.lab.files import RowModel, parsed
-from cocoa_engine.messages import unknown
 from cocoa_integrations.evaluation import metrics, prompts
 from cocoa_integrations.evaluation.files import find_file, fingerprint, read_records
 from cocoa_integrations.evaluation.generated_code import code_of, passes
@@ -198,7 +197,7 @@ class _TruthfulQA(_Row):
         # as in TruthfulQA: every answer ends with a full stop, and the best one is one of the correct ones
         answers = {"references": [self.best, *self.references], "incorrect": self.incorrect}
         closed = {
-            name: list(dict.fromkeys(f"{one.removesuffix('.')}." for one in each)) for name, each in answers.items()
+            name: list(dict.fromkeys(f"{text.removesuffix('.')}." for text in texts)) for name, texts in answers.items()
         }
         return super().sample(number, prompt).model_copy(update=closed)
 

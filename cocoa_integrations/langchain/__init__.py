@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.errors import GenerationTimeoutError, HallucinationRiskError, UnsupportedFeatureError
-from cocoa_engine.optional import need
+from cocoa_engine.integration import need
 
 need("langchain_core", extra="langchain", what=__name__)
 from cocoa_integrations.langchain.answers import RiskOutputParser

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from operator import add
 from typing import Annotated, Any, Literal
 
-from cocoa_engine.optional import need
+from cocoa_engine.integration import need
 
 need("langchain.agents", extra="agents", what=__name__)
 
@@ -22,7 +22,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.model.embedded import MODEL_NAME
+from cocoa_engine.integration import MODEL_NAME
 from cocoa_engine.report import Metric, ReportEntry, RiskReport, RiskSummary, SpanReport, finite
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, kind_of, reaches, require_known
 from cocoa_integrations._shared.settings import refuse_unknown
@@ -242,7 +242,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         if replacement is not None:
             # a new id, because a different message was streamed under the old one
             replacement = replacement.model_copy(update={"id": None})
-            messages = [replacement if each is message else each for each in messages]
+            messages = [replacement if earlier is message else earlier for earlier in messages]
         if action == "abstain":
             messages, structured = [replacement], None  # without results of the dropped tool calls
             update["jump_to"] = "end"  # an agent with a response format would retry until it gets one
@@ -267,7 +267,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
             decisions=decisions,
         )
         text = {"edit": ', "text": ...'}
-        forms = " or ".join(f'{{"type": "{each}"{text.get(each, "")}}}' for each in decisions)
+        forms = " or ".join(f'{{"type": "{option}"{text.get(option, "")}}}' for option in decisions)
         while True:
             decision = interrupt(request)
             kind = decision.get("type") if isinstance(decision, Mapping) else None
@@ -329,7 +329,7 @@ class RiskyToolCalls:
         if report is None:
             return {}
         threshold = self.threshold_for(report)
-        arguments = next((each.arguments for each in report.tool_calls if each.id == call["id"]), {})
+        arguments = next((entry.arguments for entry in report.tool_calls if entry.id == call["id"]), {})
         # the paths of values inside arguments count only if they are asked for
         watched = (
             [name for name in arguments if not name.startswith(ROOT)] if self.arguments is None else self.arguments

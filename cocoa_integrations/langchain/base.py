@@ -19,10 +19,8 @@ from pydantic import Field, ValidationError, model_validator
 from typing_extensions import Self
 
 from cocoa_engine import CocoaEngine, __version__
-from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
-from cocoa_engine.messages import explain
-from cocoa_engine.model.embedded import MODEL_NAME
-from cocoa_engine.model.load_options import DeviceMap, LoadOptions, changed_options
+from cocoa_engine.errors import ConfigError, UnsupportedFeatureError, explain
+from cocoa_engine.integration import MODEL_NAME, DeviceMap, LoadOptions, changed_options
 from cocoa_engine.report import Detail, require_detail
 from cocoa_integrations._shared.loading import LazyEngine, settings_digest
 from cocoa_integrations._shared.settings import (
@@ -302,8 +300,8 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         batch_size = 8 if self.is_remote else self._engine_or_lazy.runtime.max_batch_size
         batch_size = getattr(self, "batch_size", None) or batch_size
         return [
-            {**each, "max_concurrency": each.get("max_concurrency") or batch_size}
-            for each in get_config_list(config, count)
+            {**config, "max_concurrency": config.get("max_concurrency") or batch_size}
+            for config in get_config_list(config, count)
         ]
 
     def generate(
@@ -321,8 +319,8 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         """
         model, framework = self._for_call(stop, kwargs)
         inner: Any = super(CocoaModel, model)
-        given = messages if prompts is None else prompts
-        return model._returned(inner.generate(given, model._stops, callbacks, **framework))
+        batch = messages if prompts is None else prompts
+        return model._returned(inner.generate(batch, model._stops, callbacks, **framework))
 
     async def agenerate(
         self,
@@ -336,8 +334,8 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         """See :meth:`generate`."""
         model, framework = self._for_call(stop, kwargs)
         inner: Any = super(CocoaModel, model)
-        given = messages if prompts is None else prompts
-        return model._returned(await inner.agenerate(given, model._stops, callbacks, **framework))
+        batch = messages if prompts is None else prompts
+        return model._returned(await inner.agenerate(batch, model._stops, callbacks, **framework))
 
     @property
     def _stops(self) -> list[str] | None:

@@ -18,8 +18,7 @@ from langsmith import get_current_run_tree
 from langsmith import utils as langsmith_utils
 from langsmith.run_trees import get_cached_client
 
-from cocoa_engine.forks import free_in_child
-from cocoa_engine.logs import safe_logger
+from cocoa_engine.integration import free_in_child, safe_logger
 from cocoa_engine.report import RiskReport, SpanReport, finite
 from cocoa_integrations.reports import find_risk, get_spans
 from cocoa_integrations.tracing import MAX_REPORTS, SCORE_NAME, RiskLog, Scoring, emit_event

@@ -17,8 +17,7 @@ from langchain_core.tools import BaseTool
 from pydantic import PrivateAttr, model_validator
 from typing_extensions import Self
 
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.messages import unknown
+from cocoa_engine.errors import ConfigError, unknown
 from cocoa_engine.report import Detail
 from cocoa_integrations._shared.chat_template import given_options, template_options
 from cocoa_integrations.chat_service import Answer, ChatCall, LocalChat
@@ -219,7 +218,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
 
     def _request(self, messages: Sequence[BaseMessage]) -> ChatCall:
         chat = to_chat(messages)
-        last = next((each for each in reversed(messages) if isinstance(each, (HumanMessage, ToolMessage))), None)
+        last = next((turn for turn in reversed(messages) if isinstance(turn, (HumanMessage, ToolMessage))), None)
         answered = isinstance(last, ToolMessage)  # a tool has, since the last human message
         request = self._tool_request if answered else self._initial_request or self._tool_request
         return self._call(messages=chat, tools=request, template=template_options(self), source=self.source or None)
@@ -276,11 +275,11 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
             ConfigError: a tool cannot be converted, ``tool_choice`` names an unknown tool, or an option is unknown.
         """
         details = {"tool_choice": tool_choice, "strict": strict, "parallel_tool_calls": parallel_tool_calls}
-        given = {name: value for name, value in {**details, **kwargs}.items() if value is not None}
-        self.with_options({"tools": tools, **given})  # reports errors now rather than at the first call
-        if not tools and not given.keys() - details.keys():
+        options = {name: value for name, value in {**details, **kwargs}.items() if value is not None}
+        self.with_options({"tools": tools, **options})  # reports errors now rather than at the first call
+        if not tools and not options.keys() - details.keys():
             return self
-        return self.bind(tools=[structured.openai_tool(tool, strict=strict) for tool in tools], **given)
+        return self.bind(tools=[structured.openai_tool(tool, strict=strict) for tool in tools], **options)
 
     def with_structured_output(
         self,

@@ -13,7 +13,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
 from cocoa_engine import ContextLift, context_lift_of_text
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.logs import safe_logger
+from cocoa_engine.integration import safe_logger
 from cocoa_engine.report import SpanReport
 from cocoa_integrations._shared import citations as shared
 from cocoa_integrations._shared.citations import CITATIONS_KEY, CitedBy
@@ -36,10 +36,10 @@ class Asker:
     def __init__(self, config: RunnableConfig, *, blocks: bool) -> None:
         self.config, self._blocks = config, blocks
 
-    async def ask(self, runnable: Runnable[Any, Any], given: Any, **options: Any) -> Any:
+    async def ask(self, runnable: Runnable[Any, Any], inputs: Any, **options: Any) -> Any:
         if self._blocks:
-            return runnable.invoke(given, self.config, **options)
-        return await runnable.ainvoke(given, self.config, **options)
+            return runnable.invoke(inputs, self.config, **options)
+        return await runnable.ainvoke(inputs, self.config, **options)
 
     async def run(self, chat: ChatCocoa, work: Callable[[], Any]) -> Any:
         return work() if self._blocks or chat.is_remote else await chat.in_worker(work)
@@ -51,11 +51,11 @@ def chain_of(
     """A runnable that calls a function with the prompt, the chat, an input, an :class:`Asker` and options of a call."""
 
     # LangChain finds the runnables of a chain among the variables that these functions name
-    def run(given: Any, config: RunnableConfig, **options: Any) -> Any:
-        return run_blocking(calls(prompt, chat, given, Asker(config, blocks=True), options))
+    def run(inputs: Any, config: RunnableConfig, **options: Any) -> Any:
+        return run_blocking(calls(prompt, chat, inputs, Asker(config, blocks=True), options))
 
-    async def arun(given: Any, config: RunnableConfig, **options: Any) -> Any:
-        return await calls(prompt, chat, given, Asker(config, blocks=False), options)
+    async def arun(inputs: Any, config: RunnableConfig, **options: Any) -> Any:
+        return await calls(prompt, chat, inputs, Asker(config, blocks=False), options)
 
     return RunnableLambda(run, arun, name=name)
 
@@ -126,11 +126,11 @@ def with_citations(
         raise ConfigError("by='lift' feeds the answer again, which needs a model in this process; give by='attention'.")
 
     def filled(values: Mapping[str, Any], left_out: Document | None = None) -> dict[str, Any]:
-        return {**values, context: format_documents([each for each in values[context] if each is not left_out])}
+        return {**values, context: format_documents([part for part in values[context] if part is not left_out])}
 
     async def calls(prompt: Any, chat: Any, values: Any, asker: Asker, options: Mapping[str, Any]) -> AIMessage:
         documents = values.get(context) if isinstance(values, Mapping) else None
-        if not isinstance(documents, Sequence) or not all(isinstance(each, Document) for each in documents):
+        if not isinstance(documents, Sequence) or not all(isinstance(document, Document) for document in documents):
             raise ConfigError(f"the input needs a list of documents under {context!r}.")
         called = called_model(chat, asker.config, options)
         texts = [document.page_content for document in documents]
@@ -185,7 +185,7 @@ def _lifts(
     if not any(texts):
         return [[None] * len(texts) for _ in without]
     engine, config, full_ids = chat.load(), config_of(chat), chat.prompt_ids(full)
-    return [context_lift_of_text(engine, texts, full_ids, chat.prompt_ids(each), config) for each in without]
+    return [context_lift_of_text(engine, texts, full_ids, chat.prompt_ids(prompt), config) for prompt in without]
 
 
 def cited(
@@ -205,7 +205,7 @@ def cited(
     shown = text.spans(spans)
     citations, sourced = shared.citations_of(shown, [values[span.span] for span in shown], lowest, by)
     for number, citation in enumerate(citations):
-        document, numbers = documents[citation.source - 1], [shown[each].span for each in citation.spans]
+        document, numbers = documents[citation.source - 1], [shown[index].span for index in citation.spans]
         citations[number] = citation.with_values(id=document.id, metadata=dict(document.metadata), spans=numbers)
     sources = {span.span: span.source for span in sourced}
     for number, (span, of_span) in enumerate(zip(spans, values, strict=True)):

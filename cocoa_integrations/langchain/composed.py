@@ -72,8 +72,8 @@ class Composed(RunnableBinding[Any, Any]):  # type: ignore[no-redef]
     """A model with what LangChain has put around it, which LangChain's own wrappers would leave out."""
 
     def bind(self, **kwargs: Any) -> Any:
-        given = {_setting(name) for name in kwargs}
-        before = {name: value for name, value in self.kwargs.items() if _setting(name) not in given}
+        settings = {_setting(name) for name in kwargs}
+        before = {name: value for name, value in self.kwargs.items() if _setting(name) not in settings}
         return self.model_copy(update={"kwargs": {**before, **kwargs}})
 
     with_alisteners: ClassVar[Any] = _composed(Runnable.with_alisteners)
@@ -99,7 +99,7 @@ class Composed(RunnableBinding[Any, Any]):  # type: ignore[no-redef]
                 return super().__getattr__(name)
 
         def build(*args: Any, **kwargs: Any) -> Runnable[Any, Any]:
-            superseded = {_setting(each) for each in kwargs} | SUPERSEDES.get(kwargs.get("method", name), frozenset())
+            superseded = {*map(_setting, kwargs)} | SUPERSEDES.get(kwargs.get("method", name), frozenset())
             built = _rebuilt(self, lambda inner, _: getattr(inner, name)(*args, **kwargs), superseded)
             called_model(built)  # reports options that contradict each other now
             return built
@@ -130,24 +130,24 @@ def _rebuilt(
 ) -> Any:
     """The runnable with each model changed; ``change`` takes the model and the bound options that are superseded."""
 
-    def inner(each: Any) -> Any:
-        return _rebuilt(each, change, superseded, bound, changes_fields=changes_fields)
+    def inner(part: Any) -> Any:
+        return _rebuilt(part, change, superseded, bound, changes_fields=changes_fields)
 
     if isinstance(runnable, _Fields) and not changes_fields:  # the change wraps it as it is
         model = runnable.default
-        return _rebuilt(change(model, bound), lambda each, _: runnable if each is model else each, set())
+        return _rebuilt(change(model, bound), lambda part, _: runnable if part is model else part, set())
     if isinstance(runnable, RunnableBindingBase):
         replaced = {name: value for name, value in runnable.kwargs.items() if _setting(name) in superseded}
         rest = {name: value for name, value in runnable.kwargs.items() if name not in replaced}
         made = _rebuilt(runnable.bound, change, superseded, {**replaced, **bound}, changes_fields=changes_fields)
         return runnable.model_copy(update={"bound": made, "kwargs": rest})
     if isinstance(runnable, RunnableWithFallbacks):
-        fallbacks = [inner(each) for each in runnable.fallbacks]
+        fallbacks = [inner(part) for part in runnable.fallbacks]
         return runnable.model_copy(update={"runnable": inner(runnable.runnable), "fallbacks": fallbacks})
     if isinstance(runnable, RunnableConfigurableAlternatives):
         others = {
-            name: inner(each) if isinstance(each, Runnable) else lambda make=each: inner(make())
-            for name, each in runnable.alternatives.items()
+            name: inner(part) if isinstance(part, Runnable) else lambda make=part: inner(make())
+            for name, part in runnable.alternatives.items()
         }
         return runnable.model_copy(update={"default": inner(runnable.default), "alternatives": others})
     if isinstance(runnable, RunnableSequence):
@@ -199,13 +199,13 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
                 yield text_and_risk(text)
         yield text_and_risk("", handler.reports[-1].without("run_id"))
 
-    def _asked(self, given: LanguageModelInput, config: Any, options: dict[str, Any]) -> tuple[Any, Any, Any]:
+    def _asked(self, prompt: LanguageModelInput, config: Any, options: dict[str, Any]) -> tuple[Any, Any, Any]:
         llm: Any = self.llm
         if isinstance(llm, _Fields):
             llm, config = llm.prepare(config)
         config = ensure_config(config)
         of_run = {name: config.get(name) for name in ("callbacks", "tags", "metadata", "run_name", "run_id")}
-        return llm, llm._convert_input(given), {**of_run, **_with_report(options)}
+        return llm, llm._convert_input(prompt), {**of_run, **_with_report(options)}
 
 
 def _with_report(options: dict[str, Any]) -> dict[str, Any]:

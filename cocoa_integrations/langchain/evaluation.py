@@ -69,7 +69,7 @@ def risk_evaluator(
         both, contexts = {**inputs, **outputs}, []
         if context is not None or not both.keys().isdisjoint(KEYS["context"]):
             value = _value(both, context, "context")
-            contexts = [_text(each) for each in ([value] if isinstance(value, str) else value or ())]
+            contexts = [_text(text) for text in ([value] if isinstance(value, str) else value or ())]
         if not answered.strip():
             return {"key": key, "score": None, "comment": "the answer is empty"}
         judged = judge.judge(asked, answered, contexts)

@@ -12,8 +12,8 @@ from langchain_core.runnables import RunnableConfig, RunnableGenerator
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.integration import is_unspaced, open_block, open_inline
 from cocoa_engine.report import SPANS_KEY, RiskReport, SpanReport
-from cocoa_engine.risk import is_unspaced, open_block, open_inline
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read, is_replaced, may_become_json
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, require_reaction
 from cocoa_integrations.langchain import answers
@@ -107,8 +107,8 @@ class RiskGate(RunnableGenerator[Any, Any]):
         if not answers.calls_tools(answer):
             if is_replaced(report):  # by a gate before
                 return answer
-            given: Any = answer
-            text = given["text"] if isinstance(answer, Mapping) else given.text
+            message: Any = answer
+            text = message["text"] if isinstance(answer, Mapping) else message.text
             answer = answers.with_change(answer, self.limit.with_marks(text, report, self.mark))
         return self.with_gate_entry(answer)
 
@@ -243,7 +243,7 @@ class _Stream:
         while begins < first:  # also where a span or a mark that goes on began
             self._line = [span for span in spans if span.end - begin > begins]
             first = max(self._line[0].start - begin, 0) if self._line else end
-            begins = min([first, *(one.start - begin for one in edits if one.start - begin < first < one.end - begin)])
+            begins = min([first, *(edit.start - begin for edit in edits if edit.start < begin + first < edit.end)])
         seen = self._before + text[before:first]
         begins = seen.rfind("\n") + 1
         self._before = open_block(seen[:begins]) + seen[begins:]

@@ -20,7 +20,7 @@ from langchain_core.outputs import ChatGenerationChunk, GenerationChunk
 from langchain_core.utils.json import parse_partial_json
 
 from cocoa_engine.errors import PromptError
-from cocoa_engine.model.text import block_text
+from cocoa_engine.integration import block_text
 from cocoa_engine.report import RISK_KEY, SPANS_KEY
 from cocoa_integrations._shared.chat_template import entry_of, require_text
 from cocoa_integrations.chat_service import Answer, Piece
@@ -48,7 +48,7 @@ def to_chat(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 def to_entries(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """Convert messages, which may be empty; see :func:`to_chat`."""
-    called = {call["id"]: call["name"] for each in messages if isinstance(each, AIMessage) for call in each.tool_calls}
+    called = {call["id"]: call["name"] for turn in messages if isinstance(turn, AIMessage) for call in turn.tool_calls}
     chat = []
     for message in messages:
         options: dict[str, Any] = {"name": message.name}

@@ -38,9 +38,9 @@ class CallOptions(AnswerOptions, DecodeSettings):
 
     @field_validator("logits_processor", "stopping_criteria", mode="before")
     @classmethod
-    def _as_tuple(cls, given: Any) -> tuple[Any, ...]:
+    def _as_tuple(cls, value: Any) -> tuple[Any, ...]:
         # transformers' LogitsProcessorList is itself callable, so lists are checked first
-        return tuple(given) if isinstance(given, Sequence) else (given,)
+        return tuple(value) if isinstance(value, Sequence) else (value,)
 
 
 class ChatCallOptions(ChatTemplateOptions, CallOptions):

@@ -109,9 +109,9 @@ def with_risk_retry(
         raise ConfigError(f"with_risk_retry takes a ChatCocoa, not a {type(chat).__name__}. {AFTER_A_RETRY}")
     if called_model(chat).alpha is None:  # left to the server
         chat = chat.bind(alpha=CocoaConfig().alpha)
-    for name, given in (("retriever", retriever), ("prompt", prompt), ("second_retriever", second_retriever)):
-        if not isinstance(given, Runnable) and not (given is None and name == "second_retriever"):
-            raise ConfigError(f"{name} takes a runnable, not a {type(given).__name__}.")
+    for name, runnable in (("retriever", retriever), ("prompt", prompt), ("second_retriever", second_retriever)):
+        if not isinstance(runnable, Runnable) and not (runnable is None and name == "second_retriever"):
+            raise ConfigError(f"{name} takes a runnable, not a {type(runnable).__name__}.")
     model = called_model(chat)
     plan = RetryPlan(
         alpha=model.alpha,
@@ -135,8 +135,8 @@ def with_risk_retry(
             raise ConfigError("context_lift is measured on a model in this process; leave it out.")
         answering = with_context_lift(prompt, chat, context=context)
 
-    async def calls(prompt: Any, chat: Any, given: Any, asker: Asker, options: Mapping[str, Any]) -> Any:
-        values = dict(given) if isinstance(given, Mapping) else {question: given}
+    async def calls(prompt: Any, chat: Any, inputs: Any, asker: Asker, options: Mapping[str, Any]) -> Any:
+        values = dict(inputs) if isinstance(inputs, Mapping) else {question: inputs}
         if not isinstance(values.get(question), str):
             raise ConfigError(f"the input needs a text under {question!r}, the question to retrieve documents for.")
         tries = Tries[tuple[AIMessage, list[Document]]](plan)

@@ -20,7 +20,7 @@ from langchain_core.utils.json import parse_partial_json
 from pydantic.errors import PydanticUserError
 
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.safe_text import short_repr, shortened
+from cocoa_engine.integration import short_repr, shortened
 from cocoa_integrations.tool_calling import ToolRequest
 from cocoa_integrations.tool_calling.schema_forms import function_of, json_schema, reader_of, standard
 from cocoa_integrations.tool_calling.schemas import mismatch

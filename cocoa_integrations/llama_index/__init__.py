@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cocoa_engine.optional import need
+from cocoa_engine.integration import need
 
 need("llama_index.core", extra="llama-index", what=__name__)
 

@@ -14,7 +14,7 @@ from llama_index.core.schema import NodeWithScore
 from llama_index.core.tools import ToolOutput
 
 from cocoa_engine import ConfigError, passage_attention
-from cocoa_engine.logs import safe_logger
+from cocoa_engine.integration import safe_logger
 from cocoa_engine.report import RISK_KEY, PartReport, RiskReport, SpanReport
 from cocoa_integrations._shared.citations import (
     CANNOT_ATTEND,
@@ -196,8 +196,8 @@ class Answers(RiskCollector):
             _warn(f"no context lift and no citations by lift: they are {_OF_A_SERVER}")
         if self._cite is not None and (sources := self._sources(self._cite, parts, nodes, here)) is not None:
             by, values = sources
-            found, spans = citations_of(report.spans, values, self._cite.lowest[by], by)
-            citations = [citation.with_values(id=nodes[citation.source - 1].node.node_id) for citation in found]
+            passages, spans = citations_of(report.spans, values, self._cite.lowest[by], by)
+            citations = [citation.with_values(id=nodes[citation.source - 1].node.node_id) for citation in passages]
             report = report.with_values(spans=spans)
         return report, citations
 

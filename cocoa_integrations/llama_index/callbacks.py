@@ -15,9 +15,9 @@ import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.bridge.pydantic import PlainSerializer, PrivateAttr
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
@@ -58,12 +58,12 @@ class CocoaSpanEvent(BaseEvent):
 class CocoaRiskEvent(BaseEvent):
     """An answer is complete. There is exactly one event per generation, for every kind of call.
 
-    ``report`` is the dict of its report, as exports of events need it. ``generation`` is the answer of the engine, and
-    ``None`` if the model is at a server. A generation that fails, is cancelled or is abandoned has no complete answer
-    and sends no such event.
+    Exports of the event have the JSON form of ``report``. ``generation`` is the answer of the engine, and ``None`` if
+    the model is at a server. A generation that fails, is cancelled or is abandoned has no complete answer and sends no
+    such event.
     """
 
-    report: dict[str, Any]
+    report: Annotated[RiskReport, PlainSerializer(RiskReport.to_dict)]
     generation: Generation | None
 
     @classmethod
@@ -128,7 +128,7 @@ class Collected:
 
 def collected_nodes() -> list[NodeWithScore] | None:
     """The retrieved nodes of the innermost collector of nodes; ``None`` if there is none."""
-    return next((one.nodes for one in reversed(_collectors.get()) if one.nodes is not None), None)
+    return next((collector.nodes for collector in reversed(_collectors.get()) if collector.nodes is not None), None)
 
 
 class RiskCollector(RiskLog):
@@ -212,7 +212,7 @@ class Observers:
         for collector in self._collectors:
             collector.take(collected)
         with self._trace.current():
-            _dispatcher.event(CocoaRiskEvent(report=report.to_dict(), generation=answer.generation, span_id=run_id))
+            _dispatcher.event(CocoaRiskEvent(report=report, generation=answer.generation, span_id=run_id))
 
 
 class RiskScores(BaseEventHandler):
@@ -253,5 +253,4 @@ class RiskScores(BaseEventHandler):
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
         """Emit the score of a complete answer."""
         if isinstance(event, CocoaRiskEvent):
-            report = RiskReport.from_wire(event.report)
-            emit_event(self._scoring, report, response_id=None, provider=self._logger_provider)
+            emit_event(self._scoring, event.report, response_id=None, provider=self._logger_provider)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
@@ -30,14 +29,12 @@ from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from torch import nn
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError
-from cocoa_engine.logs import safe_logger
-from cocoa_engine.model.checkpoint_files import ACCESS_OPTIONS
-from cocoa_engine.model.text import require_unicode
+from cocoa_engine.integration import require_unicode, safe_logger
 from cocoa_integrations._shared.chat_template import given_options, require_text, template_options
 from cocoa_integrations._shared.settings import config_of, fields_of, split_settings
 from cocoa_integrations._shared.workers import closed_at_exit
 from cocoa_integrations.chat_service import Answer, ChatCall, ChatService, LocalChat, Piece, RemoteChat
-from cocoa_integrations.chat_service.options import ModelOptions
+from cocoa_integrations.chat_service.options import ModelOptions, shown_entries
 from cocoa_integrations.chat_service.remote import DEFAULT_MODEL
 from cocoa_integrations.llama_index.callbacks import Observers, Start
 from cocoa_integrations.llama_index.messages import Writer, detail_of, edited, to_entries
@@ -163,8 +160,8 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
         beside = {name: value for name, value in of_every_call.items() if name in BESIDE_SETTINGS}
         wrapper = _query_wrapper(query_wrapper_prompt)
         super().__init__(**{**fields, **fields_of(config), "query_wrapper_prompt": wrapper, "generate_kwargs": beside})
-        given = {"engine": engine} if engine is not None else loaded
-        self._given = {name: value for name, value in given.items() if value is not None}
+        objects = {"engine": engine} if engine is not None else loaded
+        self._given = {name: value for name, value in objects.items() if value is not None}
         if self.is_remote:
             assert self.service  # reports what is wrong with the address
         elif "model" in self._given and tokenizer is None and self.tokenizer_name is None:
@@ -295,14 +292,9 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
         """Like :meth:`stream_chat`, without blocking the event loop. Leaving the stream stops the work."""
         return await self._conversation(messages, kwargs, streamed=True).astream()
 
-    @field_serializer("model_kwargs", "tokenizer_kwargs", "generate_kwargs")
-    def _serialized_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The entries that can be written as JSON and are not secret."""
-        return {name: value for name, value in kwargs.items() if name not in ACCESS_OPTIONS and _is_plain(value)}
-
-    @field_serializer("dtype")
-    def _serialized_dtype(self, dtype: Any) -> str:
-        return str(dtype).removeprefix("torch.")
+    @field_serializer("generate_kwargs")
+    def _serialized_generate_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return shown_entries(kwargs)
 
     @property
     def _formats_messages(self) -> bool:
@@ -357,10 +349,10 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
         **writes: bool,
     ) -> _Asked[Any]:
         """What is asked for; ``fields`` makes those of the call that are its prompt."""
-        given = {name: value for name, value in options.items() if value is not None}
+        present = {name: value for name, value in options.items() if value is not None}
         config = decode_settings(config_of(self), self.generate_kwargs)
-        config = decode_settings(config, given if self.is_remote else options)
-        beside = {"stopping_ids": self.stopping_ids or None, **self.generate_kwargs, **given}
+        config = decode_settings(config, present if self.is_remote else options)
+        beside = {"stopping_ids": self.stopping_ids or None, **self.generate_kwargs, **present}
         processors, criteria = processors_and_criteria(beside)
         logprobs = called.logprobs
         if logprobs is None:  # a server is asked for them only where they are wanted
@@ -437,17 +429,8 @@ class _Asked(Generic[Response]):
         return response
 
 
-def _query_wrapper(given: BasePromptTemplate | str | None) -> BasePromptTemplate | None:
-    template = PromptTemplate(given) if isinstance(given, str) else given
+def _query_wrapper(template: BasePromptTemplate | str | None) -> BasePromptTemplate | None:
+    template = PromptTemplate(template) if isinstance(template, str) else template
     if isinstance(template, BasePromptTemplate) and "query_str" not in template.template_vars:
         raise ConfigError("query_wrapper_prompt has no {query_str} placeholder, so it would drop the prompt.")
     return template
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value can be written as JSON."""
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True

@@ -24,7 +24,7 @@ from llama_index.core.base.llms.types import (
 
 from cocoa_engine import PromptError
 from cocoa_engine.errors import IncompleteAnswerError
-from cocoa_engine.logs import safe_logger
+from cocoa_engine.integration import safe_logger
 from cocoa_engine.report import RISK_KEY, SPANS_KEY, Detail, RiskReport
 from cocoa_integrations._shared.chat_template import entry_of
 from cocoa_integrations.chat_service import Answer, Piece
@@ -193,9 +193,9 @@ def log_probs_of(tokens: Iterable[Mapping[str, Any]]) -> list[list[LogProb]]:
     log_probs = []
     for token in tokens:
         entries = token["top_logprobs"]
-        if all((each["token"], each["logprob"]) != (token["token"], token["logprob"]) for each in entries):
+        if all((entry["token"], entry["logprob"]) != (token["token"], token["logprob"]) for entry in entries):
             entries = [*entries, token]
         log_probs.append(
-            [LogProb(token=each["token"], logprob=each["logprob"], bytes=each["bytes"] or []) for each in entries]
+            [LogProb(token=entry["token"], logprob=entry["logprob"], bytes=entry["bytes"] or []) for entry in entries]
         )
     return log_probs

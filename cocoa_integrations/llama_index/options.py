@@ -9,21 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import transformers
 from pydantic import ValidationError
-from transformers import (
-    EosTokenCriteria,
-    GenerationConfig,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-)
 
 from cocoa_engine import CocoaConfig, ConfigError
-from cocoa_engine.logs import safe_logger
-from cocoa_engine.messages import explain
-from cocoa_engine.model.callables import Criterion, Processor
-from cocoa_engine.model.generation_config import usable
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.errors import explain
+from cocoa_engine.integration import Criterion, Processor, safe_logger, short_repr, usable
 from cocoa_integrations._shared.chat_template import OPTIONS, ChatTemplateOptions
 from cocoa_integrations._shared.settings import refuse_unknown, split_settings, updated
 from cocoa_integrations._shared.unsupported import INSTEAD, is_without_effect, refused
@@ -39,15 +30,15 @@ def _checked(name: str, kind: Callable[[Any], Any]) -> Callable[[Any], list[Proc
 
 
 _PROCESSORS: dict[str, Callable[[Any], Any]] = {
-    "no_repeat_ngram_size": _checked("no_repeat_ngram_size", NoRepeatNGramLogitsProcessor),
-    "bad_words_ids": _checked("bad_words_ids", NoBadWordsLogitsProcessor),
-    "suppress_tokens": _checked("suppress_tokens", SuppressTokensLogitsProcessor),
-    "logits_processor": lambda given: given if isinstance(given, Sequence) else [given],
+    "no_repeat_ngram_size": _checked("no_repeat_ngram_size", transformers.NoRepeatNGramLogitsProcessor),
+    "bad_words_ids": _checked("bad_words_ids", transformers.NoBadWordsLogitsProcessor),
+    "suppress_tokens": _checked("suppress_tokens", transformers.SuppressTokensLogitsProcessor),
+    "logits_processor": lambda value: value if isinstance(value, Sequence) else [value],
 }
 _CRITERIA: dict[str, Callable[[Any], Any]] = {
-    "stopping_ids": lambda token_ids: [EosTokenCriteria(list(token_ids))],
-    "eos_token_id": lambda token_ids: [EosTokenCriteria(token_ids)],
-    "stopping_criteria": lambda given: given if isinstance(given, Sequence) else [given],
+    "stopping_ids": lambda token_ids: [transformers.EosTokenCriteria(list(token_ids))],
+    "eos_token_id": lambda token_ids: [transformers.EosTokenCriteria(token_ids)],
+    "stopping_criteria": lambda value: value if isinstance(value, Sequence) else [value],
 }
 _INSTEAD = {
     **INSTEAD,
@@ -74,7 +65,7 @@ def decode_settings(config: CocoaConfig, options: Mapping[str, Any]) -> CocoaCon
     if not isinstance(options, Mapping):  # possible for generate_kwargs
         raise ConfigError(f"generate_kwargs takes a dict of options, not {type(options).__name__}.")
     settings, rest = split_settings(options, config.method)
-    unsupported = {*_INSTEAD, *GenerationConfig().to_dict()} - {*SUPPORTED}
+    unsupported = {*_INSTEAD, *transformers.GenerationConfig().to_dict()} - {*SUPPORTED}
     refuse_unknown(rest.keys() - unsupported, SUPPORTED, what="CocoaLLM")
     asked = {name: value for name, value in rest.items() if not is_without_effect(name, value)}
     if unusable := {name: value for name, value in asked.items() if name in unsupported}:

@@ -17,7 +17,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from cocoa_engine import CocoaConfig, ConfigError
-from cocoa_engine.messages import unknown
+from cocoa_engine.errors import unknown
 from cocoa_engine.report import RISK_KEY, RiskReport
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, Mark
 from cocoa_integrations._shared.settings import refuse_unknown, split_settings

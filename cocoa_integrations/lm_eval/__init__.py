@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cocoa_engine.optional import need
+from cocoa_engine.integration import need
 
 need("lm_eval.api.model", extra="eval", what=__name__)
 

@@ -15,11 +15,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span
-from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
-from cocoa_engine.logs import safe_logger
-from cocoa_engine.messages import unknown
-from cocoa_engine.model.checkpoint_files import SOURCE_OPTIONS
-from cocoa_engine.model.load_options import LoadOptions, changed_options, loading_arguments
+from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError, unknown
+from cocoa_engine.integration import SOURCE_OPTIONS, LoadOptions, changed_options, loading_arguments, safe_logger
 from cocoa_integrations._shared.settings import split_settings
 
 logger = safe_logger(__name__)
@@ -302,7 +299,7 @@ class CocoaLM(TemplateLM):
         if not_known := sorted(settings.keys() - CocoaConfig.model_fields.keys()):
             names = sorted({*CocoaConfig.model_fields, "until", "max_gen_toks", *_IGNORED_SAMPLING})
             raise ConfigError(f"gen_kwargs: {unknown(not_known, names, what='option')}")
-        texts = [[each] if isinstance(each, str) else each for each in (until, settings.get("stop") or ())]
+        texts = [[text] if isinstance(text, str) else text for text in (until, settings.get("stop") or ())]
         stop = filter(None, (*texts[0], *texts[1], *self.config.stop))
         settings |= {"max_new_tokens": length, "stop": tuple(dict.fromkeys(stop))}
         return self.config.replace(**_as_settings(settings))

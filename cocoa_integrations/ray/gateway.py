@@ -26,16 +26,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import CocoaError
-from cocoa_engine.logs import safe_logger
+from cocoa_engine.integration import safe_logger
+from cocoa_integrations.server import errors
 from cocoa_integrations.server.app import create_app
-from cocoa_integrations.server.errors import (
-    ApiError,
-    api_error,
-    body_of,
-    log_unexpected,
-    response_of,
-    shutting_down,
-)
 from cocoa_integrations.server.middleware import Bodies, guarded, only_paths
 from cocoa_integrations.server.routes.info import LIVE, METRICS, OPEN_PATHS, READY, exposition
 from cocoa_integrations.server.settings import ServerSettings
@@ -117,7 +110,7 @@ class Drain:
     def require_open(self) -> None:
         """Refuse a request with an :class:`ApiError` while the gateway stops."""
         if self._begun:
-            raise shutting_down(self.retry_after)
+            raise errors.shutting_down(self.retry_after)
 
     def __len__(self) -> int:
         return len(self.running)
@@ -190,12 +183,12 @@ def gateway(
     async def health(request: Request) -> Response:
         try:
             drain.require_open()
-        except ApiError as error:
-            return response_of(error)
+        except errors.ApiError as error:
+            return errors.response_of(error)
         if count := await ready():
             return JSONResponse({"status": "ok", "replicas": count})
         message = "no replica takes calls; try again later"
-        return response_of(ApiError(503, message, code="no_replica", retry_after=drain.retry_after))
+        return errors.response_of(errors.ApiError(503, message, code="no_replica", retry_after=drain.retry_after))
 
     async def metrics(request: Request) -> Response:
         registry = CollectorRegistry()
@@ -210,8 +203,8 @@ def gateway(
                 request = Forwarded(_plain(scope), body)
                 session = await asyncio.to_thread(session_of, Headers(raw=request.scope["headers"]), body)
             drain.require_open()  # it may have been told to stop meanwhile
-        except ApiError as error:
-            await response_of(error)(scope, receive, send)
+        except errors.ApiError as error:
+            await errors.response_of(error)(scope, receive, send)
             return
         shown = _Shown(scope, receive, send)
         work = asyncio.ensure_future(answer(request, session, shown))
@@ -228,7 +221,7 @@ def gateway(
         if not work.cancelled():
             work.result()
         elif not has_gone:
-            await shown.fail(shutting_down(drain.retry_after))
+            await shown.fail(errors.shutting_down(drain.retry_after))
 
     async def answer(request: Forwarded, session: str | None, shown: _Shown) -> None:
         for attempt in range(retries + 1):
@@ -241,14 +234,14 @@ def gateway(
                 logger.warning("%s (attempt %d)", error, attempt + 1)
                 if shown.text or attempt == retries:
                     text = "the replica that worked on this answer has ended; ask again"
-                    await shown.fail(ApiError(503, text, code="replica_lost", retry_after=settings.retry_after))
+                    await shown.fail(errors.ApiError(503, text, code="replica_lost", retry_after=settings.retry_after))
                     return
                 shown.forget()
                 await asyncio.sleep(PAUSE * 2**attempt)
             except Exception as error:
-                refused = api_error(error, retry_after=settings.retry_after)
+                refused = errors.api_error(error, retry_after=settings.retry_after)
                 if refused.status == 500:
-                    log_unexpected(error, with_message=settings.log_prompts)
+                    errors.log_unexpected(error, with_message=settings.log_prompts)
                 await shown.fail(refused)
                 return
 
@@ -299,12 +292,12 @@ class _Shown:
             await self._begin()
             await self._end(self._held)
 
-    async def fail(self, error: ApiError) -> None:
+    async def fail(self, error: errors.ApiError) -> None:
         """End with an error: in the stream, if there is one, otherwise as the response."""
         if self._begun:
-            await self._end(event(body_of(error)))
+            await self._end(event(errors.body_of(error)))
         else:
-            await response_of(error)(self._scope, self._receive, self._send)
+            await errors.response_of(error)(self._scope, self._receive, self._send)
 
     async def _begin(self) -> None:
         if not self._begun:

@@ -17,8 +17,7 @@ from cocoa_engine import CocoaConfig, Runtime, __version__
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.score import read_rows, scored_row, writing
 from cocoa_engine.errors import CocoaError, ConfigError, DataError
-from cocoa_engine.model.load_options import LoadOptions
-from cocoa_engine.optional import need
+from cocoa_engine.integration import LoadOptions, need
 from cocoa_engine.output_files import locked
 from cocoa_integrations.evaluation.files import append_lines, read_lines
 from cocoa_integrations.ray.settings import engine_of
@@ -69,7 +68,7 @@ def connected(what: str, cores: float = 0.0, workers: str = "") -> Iterator[bool
 def everywhere(options: LoadOptions) -> LoadOptions:
     """The options with absolute paths, since actors have other working folders."""
     names = {name: getattr(options, name) for name in ("model_name", "tokenizer_name", "calibrator")}
-    paths = {name: str(Path(given).resolve()) for name, given in names.items() if given and Path(given).exists()}
+    paths = {name: str(Path(value).resolve()) for name, value in names.items() if value and Path(value).exists()}
     return options.model_copy(update=paths)
 
 
@@ -168,7 +167,7 @@ def _answered(kind: Kind, config: CocoaConfig, engine: CocoaEngine, requests: Se
 
 def score(
     load: LoadOptions,
-    given: Path,
+    rows: Path,
     out: Path,
     config: CocoaConfig,
     *,
@@ -182,7 +181,7 @@ def score(
 
     Args:
         load: how the model is loaded.
-        given: the file to read: Parquet, or one JSON object a line.
+        rows: the file to read: Parquet, or one JSON object a line.
         out: the file to write.
         config: the settings.
         progress: that of the command.
@@ -191,7 +190,7 @@ def score(
     Returns:
         The number of rows with an error, and of all rows.
     """
-    lines = read_rows(given)
+    lines = read_rows(rows)
     pool = Pool.of(load, **options)
     partial_file = out.with_name(f"{out.name}.partial")
     run = {

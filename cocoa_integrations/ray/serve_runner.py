@@ -12,8 +12,7 @@ from cocoa_engine import CocoaConfig
 from cocoa_engine.cli.output import print_note
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.errors import CocoaError
-from cocoa_engine.logs import safe_logger
-from cocoa_engine.model.load_options import LoadOptions
+from cocoa_engine.integration import LoadOptions, safe_logger
 from cocoa_integrations.ray.jobs import connected, everywhere, last_line
 from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server.process import listening
@@ -74,8 +73,8 @@ def _serve(settings: RaySettings, signals: list[int], own: bool, progress: Progr
                 serve.run(app(settings), name=NAME, route_prefix="/")
         except RuntimeError as error:
             state = serve.status().applications.get(NAME)
-            known = state is not None and ENGINE in state.deployments
-            told = state.deployments[ENGINE].message if known else str(error)
+            has_status = state is not None and ENGINE in state.deployments
+            told = state.deployments[ENGINE].message if has_status else str(error)
             raise CocoaError(f"the replicas could not start: {last_line(told)}") from None
         print_note(f"serving on http://{address['host']}:{address['port']} (Ctrl-C stops)")
         while not signals:

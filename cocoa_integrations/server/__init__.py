@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from cocoa_engine.optional import need
+from cocoa_engine.integration import need
 
 if TYPE_CHECKING:
     from cocoa_integrations.server.app import create_app as create_app

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from cocoa_engine import Runtime
+from cocoa_engine import CocoaConfig, Runtime
 from cocoa_engine.cli.info import declared_options, load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, Runner, with_options
 from cocoa_engine.cli.output import print_note
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CocoaError, ConfigError
-from cocoa_engine.model.embedded import MODEL_NAME
-from cocoa_engine.optional import need
+from cocoa_engine.integration import MODEL_NAME, need
 from cocoa_integrations.server.settings import ServerSettings
 
 if TYPE_CHECKING:

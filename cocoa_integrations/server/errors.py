@@ -22,9 +22,9 @@ from uvicorn.config import LOGGING_CONFIG
 from uvicorn.logging import AccessFormatter, ColourizedFormatter, DefaultFormatter
 
 from cocoa_engine import CocoaConfig, errors
-from cocoa_engine.logs import safe_logger
-from cocoa_engine.safe_text import bounded, one_line, short_repr, shortened
-from cocoa_integrations.server.settings import SAME_SETTING, ServerSettings
+from cocoa_engine.safe_text import MESSAGE_LIMIT, bounded, one_line, safe_logger, short_repr, shortened
+from cocoa_integrations.server.parameters import SAME_SETTING
+from cocoa_integrations.server.settings import ServerSettings
 
 logger = safe_logger("cocoa_integrations.server")
 
@@ -148,7 +148,7 @@ def _described(error: BaseException, with_message: bool) -> str:
 
 
 def _safe(text: str) -> str:
-    return one_line(bounded(text, errors.MESSAGE_LIMIT))
+    return one_line(bounded(text, MESSAGE_LIMIT))
 
 
 def install(app: FastAPI, settings: ServerSettings, *, on_busy: Callable[[], None]) -> None:
@@ -252,12 +252,12 @@ def unhandled_logged(shows_texts: Callable[[], bool]) -> Iterator[None]:
 
     before = warnings.showwarning, threading.excepthook, sys.unraisablehook
     loggers = [logging.getLogger(name) for name in (None, *log_config(shows_texts)["loggers"])]
-    states = [(each, each.handlers[:], each.level, each.propagate) for each in loggers]
+    states = [(channel, channel.handlers[:], channel.level, channel.propagate) for channel in loggers]
     warnings.showwarning, threading.excepthook, sys.unraisablehook = show, log, log
     try:
         yield
     finally:
         warnings.showwarning, threading.excepthook, sys.unraisablehook = before
-        for each, handlers, level, propagate in states:
-            each.handlers, each.propagate = handlers, propagate
-            each.setLevel(level)
+        for channel, handlers, level, propagate in states:
+            channel.handlers, channel.propagate = handlers, propagate
+            channel.setLevel(level)

@@ -19,7 +19,7 @@ from typing import Literal, cast
 from fastapi import FastAPI, Request
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.logs import safe_logger
+from cocoa_engine.integration import safe_logger
 from cocoa_engine.memory import release_free_memory
 from cocoa_integrations.server.errors import ApiError, shutting_down
 from cocoa_integrations.server.metrics import Metrics

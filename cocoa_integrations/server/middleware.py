@@ -19,15 +19,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cocoa_integrations.server.errors import (
-    ApiError,
-    api_error,
-    bad_request,
-    client_gone,
-    log_unexpected,
-    response_of,
-    shutting_down,
-)
+from cocoa_integrations.server import errors
 from cocoa_integrations.server.settings import ServerSettings, is_loopback
 
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"))
@@ -65,7 +57,7 @@ def guarded(
     limit, hosts = settings.max_body_bytes, {host.lower().strip("[]") for host in settings.known_hosts}
     digests = [hashlib.sha256(key.get_secret_value().encode()).digest() for key in settings.api_keys]
     message = f"the body is larger than {limit} bytes; send less, or start the server with --max-body-bytes"
-    too_large = partial(ApiError, 413, message, code="request_too_large")
+    too_large = partial(errors.ApiError, 413, message, code="request_too_large")
 
     async def require(scope: Scope, receive: Receive) -> None:
         client, headers = scope.get("client"), Headers(scope=scope)
@@ -74,11 +66,13 @@ def guarded(
                 "this server has no API key and serves only programs of its own machine: set COCOA_API_KEYS, or "
                 "allow_no_key if something else checks who calls"
             )
-            raise ApiError(403, message, code="no_api_key")
+            raise errors.ApiError(403, message, code="no_api_key")
         host = headers.get("host", "").lower()
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if not hosts & {"*", name}:
-            raise ApiError(400, f"the host {name!r} is not served; allow it with --allowed-host", code="unknown_host")
+            raise errors.ApiError(
+                400, f"the host {name!r} is not served; allow it with --allowed-host", code="unknown_host"
+            )
         if digests and str(scope["path"]).removeprefix(scope.get("root_path", "")) not in open_paths:
             scheme, _, key = headers.get("authorization", "").partition(" ")
             sent = hashlib.sha256(key.strip().encode("latin-1")).digest()
@@ -86,7 +80,7 @@ def guarded(
             fits = [compare_digest(sent, digest) for digest in digests]
             if scheme.lower() != "bearer" or not any(fits):
                 message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
-                raise ApiError(401, message, code="invalid_api_key")
+                raise errors.ApiError(401, message, code="invalid_api_key")
         declared = headers.get("content-length", "0")
         if "content-length" in headers and "transfer-encoding" in headers:  # not every parser refuses it
             left, more = limit, True
@@ -94,7 +88,7 @@ def guarded(
                 part = await receive()
                 left, more = left - len(part.get("body", b"")), part.get("more_body", False)
             message = "the request has both Content-Length and Transfer-Encoding; send one of them"
-            raise ApiError(400, message, code="malformed_request")
+            raise errors.ApiError(400, message, code="malformed_request")
         if declared.isdecimal() and int(declared[:20]) > limit:
             raise too_large()
 
@@ -121,18 +115,18 @@ def guarded(
             await require(scope, receive)
             await app({**scope, "method": "GET"} if is_head else scope, counting, noting)
         except Exception as error:
-            shown = api_error(error)
+            shown = errors.api_error(error)
             if shown is not error:
-                log_unexpected(error, with_message=settings.log_prompts)
+                errors.log_unexpected(error, with_message=settings.log_prompts)
             if begun:  # the server closes the connection, and logs the error with its message
                 raise ConnectionAbortedError("a response was cut off by an error") from None
-            response = response_of(shown)
+            response = errors.response_of(shown)
             if shown.code == "malformed_request":
                 response.headers["connection"] = "close"
             await response(scope, receive, send)
         except asyncio.CancelledError:  # the server stops, and does not wait for a long forward pass
             if not begun:
-                await response_of(shutting_down())(scope, receive, send)
+                await errors.response_of(errors.shutting_down())(scope, receive, send)
             raise
 
     return serve
@@ -177,7 +171,7 @@ class Bodies:
                     await self._room(key, size)
                     message, waited = await self._part(receive, waited)
                 if message["type"] == "http.disconnect":
-                    raise client_gone()
+                    raise errors.client_gone()
                 parts.append(message.get("body", b""))
                 size, more = size + len(parts[-1]), message.get("more_body", False)
                 if size >= counted + LARGE:
@@ -220,7 +214,7 @@ class Bodies:
                     return part.result(), waited
                 if waited > (_HURRY if self._waiting else _PATIENCE):
                     message = "the body came too slowly; send it again, over a faster connection or with less in it"
-                    raise ApiError(408, message, code="request_timeout")
+                    raise errors.ApiError(408, message, code="request_timeout")
         finally:
             part.cancel()
 
@@ -233,7 +227,7 @@ def require_json(headers: Headers) -> None:
     """Refuse a body of another type. A browser asks before it sends JSON to another origin."""
     kind, _, subtype = headers.get("content-type", "").partition(";")[0].strip().lower().partition("/")
     if kind != "application" or not (subtype == "json" or subtype.endswith("+json")):
-        raise bad_request(_NOT_AN_OBJECT, None)
+        raise errors.bad_request(_NOT_AN_OBJECT, None)
 
 
 def parsed(body: bytes) -> dict[str, Any]:
@@ -244,14 +238,14 @@ def parsed(body: bytes) -> dict[str, Any]:
     try:
         data = json.loads(body) if body else None
     except json.JSONDecodeError as error:
-        raise bad_request(f"the body is not JSON: {error.msg} at character {error.pos}", None) from None
+        raise errors.bad_request(f"the body is not JSON: {error.msg} at character {error.pos}", None) from None
     except RecursionError:
-        raise bad_request("the body is nested too deeply", None) from None
+        raise errors.bad_request("the body is nested too deeply", None) from None
     except ValueError as error:  # it is not UTF-8, or has an integer of thousands of digits
-        raise bad_request(f"the body is not JSON: {error}", None) from None
+        raise errors.bad_request(f"the body is not JSON: {error}", None) from None
     finally:
         if collects:
             gc.enable()
     if not isinstance(data, dict):
-        raise bad_request(_NOT_AN_OBJECT, None)
+        raise errors.bad_request(_NOT_AN_OBJECT, None)
     return data

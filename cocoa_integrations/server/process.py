@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.logs import safe_logger
+from cocoa_engine.integration import safe_logger
 from cocoa_integrations._shared import workers
 from cocoa_integrations.server.errors import bad_request, log_config, response_of
 from cocoa_integrations.server.lifecycle import ServerState

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.integration import short_repr
 from cocoa_integrations._shared.reasoning import without_partial
 from cocoa_integrations.tool_calling.call_format import PLACEHOLDER, CallFormat, Parameters
 from cocoa_integrations.tool_calling.calls import CUT_OFF, HALF_A_CHARACTER, NOT_AN_OBJECT, NOT_JSON, Call

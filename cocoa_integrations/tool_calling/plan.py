@@ -9,9 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from cocoa_engine import CocoaEngine, Generation, GrammarProcessor, json_rule
-from cocoa_engine.confined import one_budget
 from cocoa_engine.errors import IncompleteAnswerError
-from cocoa_engine.logs import safe_logger
+from cocoa_engine.integration import one_budget, safe_logger
 from cocoa_engine.report import CallReport, RiskReport, ValueReport, finite, severity
 from cocoa_integrations._shared.chat_template import (
     ChatTemplateOptions,

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.integration import short_repr
 from cocoa_integrations._shared.reasoning import without_partial
 from cocoa_integrations.tool_calling.call_format import ID, NAME, NUMBER, CallFormat
 from cocoa_integrations.tool_calling.calls import (

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cocoa_engine.decoding.matchers import written
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.messages import unknown
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.errors import ConfigError, unknown
+from cocoa_engine.integration import short_repr, written
 from cocoa_integrations.tool_calling.schema_forms import standard
 
 

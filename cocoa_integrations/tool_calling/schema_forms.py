@@ -13,7 +13,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from typing_extensions import NotRequired, ReadOnly, Required, get_type_hints, is_typeddict
 
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.safe_text import short_repr, shortened
+from cocoa_engine.integration import short_repr, shortened
 
 _SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
 _DATA = frozenset({"enum", "const", "default", "examples"})

@@ -12,14 +12,16 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from cocoa_engine.confined import run
-from cocoa_engine.decoding.matchers import SCHEMA, unenforced_here
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.optional import need
-from cocoa_engine.safe_text import shortened
+from cocoa_engine.integration import need, run_confined, shortened, unenforced_here
 
 USES = ("llguidance", "jsonschema.exceptions", "jsonschema.validators", "jsonschema_specifications")
 """The optional packages that its functions import in workers."""
+
+
+def warm() -> None:
+    """Do what the first comparison in a process takes longer for: a worker whose first call is slow is used once."""
+    _validator({})
 
 
 def mismatch(text: str, schema: Mapping[str, Any]) -> str | None:
@@ -28,7 +30,7 @@ def mismatch(text: str, schema: Mapping[str, Any]) -> str | None:
     Numbers are compared as they are written: 0.07 is a multiple of 0.01. Nothing is fetched that a ``$ref`` names.
     """
     try:
-        return run(_mismatch, text, schema, what="to compare the answer with its schema")
+        return run_confined(_mismatch, text, schema, what="to compare the answer with its schema")
     except ConfigError as error:
         return f"it cannot be validated: {error}"
 
@@ -64,7 +66,8 @@ def enforceable(schema: Mapping[str, Any]) -> Any:
 
 def enforceable_each(schemas: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Like :func:`enforceable`, for several schemas, which have one limit of time and memory together."""
-    return run(_enforceable_each, [*schemas], what=SCHEMA if len(schemas) == 1 else "the list of JSON schemas")
+    what = "the JSON schema" if len(schemas) == 1 else "the list of JSON schemas"
+    return run_confined(_enforceable_each, [*schemas], what=what)
 
 
 def _enforceable_each(schemas: Sequence[Mapping[str, Any]]) -> list[Any]:

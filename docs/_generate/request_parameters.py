@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from cocoa_integrations.server.settings import REFUSED, SAME_SETTING, WITHOUT_EFFECT
+from cocoa_integrations.server.parameters import REFUSED, SAME_SETTING, WITHOUT_EFFECT
 from docs._generate.markdown import code, prose, table
 
 

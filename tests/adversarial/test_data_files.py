@@ -21,7 +21,7 @@ from cocoa_engine.lab.cache import AnswerCache, CacheFolder
 from cocoa_engine.lab.data import read_labelled, read_questions
 from cocoa_engine.lab.stopping import read_own_prompts
 from tests.helpers.labelled_files import DIASUMFACT, FAITHBENCH, MUSHROOM, OWN, TRUTHFULQA, XSUM, json_lines
-from tests.helpers.mutations import broken, broken_json, broken_lines, fuzz, outcome
+from tests.helpers.mutations import broken, broken_json, broken_lines, fuzz, outcome, survives
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 QUESTIONS = [
@@ -40,15 +40,8 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("data")
-
-
-def read_with(folder: Path, read: Callable[[Path], Any], name: str, data: bytes) -> Any:
-    file = folder / name
-    file.write_bytes(data)
-    return outcome(lambda: read(file))
+def is_list(value: Any) -> bool:
+    return isinstance(value, list)
 
 
 LABELLED: dict[str, tuple[str, bytes, st.SearchStrategy[bytes]]] = {
@@ -74,79 +67,56 @@ FILES: dict[str, tuple[Callable[[Path], Any], str, bytes, st.SearchStrategy[byte
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_of_data(name: str, folder: Path) -> None:
+def test_files_of_data(name: str, tmp_path: Path) -> None:
     read, file, good, files = FILES[name]
-    assert not isinstance(read_with(folder, read, file, good), Exception)
-
-    @fuzz()
-    @given(files)
-    def check(data: bytes) -> None:
-        assert isinstance(read_with(folder, read, file, data), (list, DataError))
-
-    check()
+    (tmp_path / file).write_bytes(good)
+    survives(tmp_path / file, files, lambda: read(tmp_path / file), is_list, refusal=DataError)
 
 
-@fuzz()
-@given(st.sampled_from(list(XSUM)).flatmap(lambda part: st.tuples(st.just(part), broken(XSUM[part].encode()))))
-def test_labels_of_words(tmp_path_factory: pytest.TempPathFactory, change: tuple[str, bytes]) -> None:
-    folder = tmp_path_factory.getbasetemp() / "xsum"
-    folder.mkdir(exist_ok=True)
-    for part, text in XSUM.items():
-        (folder / f"s.{part}").write_bytes(change[1] if part == change[0] else text.encode())
-    assert isinstance(outcome(lambda: read_labelled(folder)), (list, DataError))
+@pytest.mark.parametrize("part", XSUM)
+def test_labels_of_words(part: str, tmp_path: Path) -> None:
+    for name, text in XSUM.items():
+        (tmp_path / f"s.{name}").write_text(text)
+    bad = broken(XSUM[part].encode())
+    survives(tmp_path / f"s.{part}", bad, lambda: read_labelled(tmp_path), is_list, 10, refusal=DataError)
 
 
-def test_parquet(folder: Path) -> None:
+def test_parquet(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     row = {"question": "Who?", "org_context": "He.", "org_answer": ["he"], "sub_context": "She.", "sub_answer": ["she"]}
-    written = io.BytesIO()
-    parquet.write_table(pyarrow.Table.from_pylist([row]), written)
-    assert len(read_with(folder, read_questions, "a.parquet", written.getvalue())) == 2
-    with io.BytesIO() as empty:
-        parquet.ParquetWriter(empty, pyarrow.schema([("question", pyarrow.string())])).close()
-        assert isinstance(read_with(folder, read_questions, "b.parquet", empty.getvalue()), (list, DataError))
-
-    @fuzz()
-    @given(broken(written.getvalue()))
-    def check(data: bytes) -> None:
-        assert isinstance(read_with(folder, read_questions, "a.parquet", data), (list, DataError))
-
-    check()
+    file, empty = tmp_path / "a.parquet", io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist([row]), file)
+    assert len(read_questions(file)) == 2
+    parquet.ParquetWriter(empty, pyarrow.schema([("question", pyarrow.string())])).close()
+    bad, worst = broken(file.read_bytes()), [empty.getvalue()]
+    survives(file, bad, lambda: read_questions(file), is_list, worst=worst, refusal=DataError)
 
 
-def test_rows_to_score(folder: Path) -> None:
+def test_rows_to_score(tmp_path: Path) -> None:
     """A row that cannot be scored gets an error, and the others their risk."""
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     rows = [{"prompt": "The source. Why?", "text": "So it is.", "source": "The source."}, {"prompt": "a", "text": "b"}]
-    out = folder / "scored.jsonl"
+    file, out = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
 
-    def score(path: Path) -> list[Any]:
-        score_rows(engine, path, out, CocoaConfig())
+    def scored() -> list[Any]:
+        score_rows(engine, file, out, CocoaConfig())
         return [json.loads(line) for line in out.read_text(encoding="utf-8").split("\n")[:-1]]
 
-    assert all("risk" in row for row in read_with(folder, score, "rows.jsonl", json_lines(rows).encode()))
-
-    @fuzz(15)
-    @given(broken_lines(rows))
-    def check(data: bytes) -> None:
-        scored = read_with(folder, score, "rows.jsonl", data)
-        assert isinstance(scored, DataError) or all(("risk" in row) != ("error" in row) for row in scored)
-
-    check()
-
-
-# --- what is measured of answers
+    file.write_text(json_lines(rows))
+    assert all("risk" in row for row in scored())
+    each_has_one = lambda scores: all(("risk" in row) != ("error" in row) for row in scores)  # noqa: E731
+    survives(file, broken_lines(rows), scored, each_has_one, 15, refusal=DataError)
 
 
 @pytest.mark.parametrize("required", [True, False])
-def test_caches_of_answers(folder: Path, required: bool) -> None:
+def test_caches_of_answers(tmp_path: Path, required: bool) -> None:
     """What is found is what was kept. A broken line ends in one error, or is measured again."""
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny")
     kept = {"one": {"value": 1.5, "text": "ä"}, "two": {"value": None, "ends": [1, 2]}}
 
     def opened() -> AnswerCache:
-        return AnswerCache(CacheFolder(folder / f"cache-{required}", required), "any", engine, CocoaConfig(), {})
+        return AnswerCache(CacheFolder(tmp_path / f"cache-{required}", required), "any", engine, CocoaConfig(), {})
 
     cache = opened()
     for name, values in kept.items():

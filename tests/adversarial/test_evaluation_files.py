@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("rouge_score")
@@ -23,7 +23,7 @@ from cocoa_integrations.evaluation.judge import factscore_run, judge_run
 from cocoa_integrations.evaluation.tasks import TASKS, load_samples
 from cocoa_integrations.ray.jobs import _finished
 from tests.helpers.eval_data import RUN_ARMS, run_rows, run_settings
-from tests.helpers.mutations import broken, broken_json, broken_lines, fuzz, outcome
+from tests.helpers.mutations import broken, broken_json, broken_lines, fuzz, outcome, survives
 
 PIGS = {"question": "Can pigs fly?", "best_answer": "No", "correct_answers": ["No", "Never"]}
 RECORDS: dict[str, dict[str, Any]] = {
@@ -37,37 +37,23 @@ RECORDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("evaluation")
-
-
 @pytest.mark.parametrize("task", RECORDS)
-def test_data_of_tasks(task: str, folder: Path) -> None:
+def test_data_of_tasks(task: str, tmp_path: Path) -> None:
     other = {key: f"{value} 1" if isinstance(value, str) else value for key, value in RECORDS[task].items()}
     records = [RECORDS[task], {**other, "id": "other", "task_id": 4}]
-    file = folder / f"{task}.jsonl"
+    file = tmp_path / f"{task}.jsonl"
 
-    def measured(data: bytes) -> Any:
+    def measured() -> Any:
         """Read the samples, and measure an answer to each, unless that would run the code in it."""
-        file.write_bytes(data)
         samples = load_samples(task, file)
         if TASKS[task].runs_code:
             return samples
         return [TASKS[task].measure(sample, "An answer: 3") for sample in samples]
 
-    good = "".join(json.dumps(record) + "\n" for record in records).encode()
-    assert len(measured(good)) == 2
+    file.write_bytes(lines_of(records))
+    assert len(measured()) == 2
+    survives(file, broken_lines(records), measured, lambda values: isinstance(values, list), 15)
 
-    @fuzz(15)
-    @given(broken_lines(records))
-    def check(data: bytes) -> None:
-        assert isinstance(outcome(lambda: measured(data)), (list, CocoaError))
-
-    check()
-
-
-# --- the folder of a run
 
 ROWS = run_rows({(str(arm), key): f"No, {key}." for arm in RUN_ARMS for key in "01"}, {"0": "Can pigs fly?", "1": "?"})
 SETTINGS = {"format": 1, **run_settings("truthfulqa_gen"), "decoding": {"middle_layers": [2, 4], "stop": ["a"]}}
@@ -88,7 +74,6 @@ def lines_of(rows: list[Any]) -> bytes:
 
 
 def prepared(folder: Path, task: str, **changed: bytes) -> Path:
-    """The folder of a run, with some of its files changed."""
     run = folder / "run"
     run.mkdir(exist_ok=True)
     for old in run.iterdir():
@@ -112,11 +97,11 @@ RUN_FILES: dict[str, tuple[str, Any, bytes, st.SearchStrategy[bytes]]] = {
 
 
 @pytest.mark.parametrize("name", RUN_FILES)
-def test_files_of_a_run(name: str, folder: Path) -> None:
+def test_files_of_a_run(name: str, tmp_path: Path) -> None:
     task, measure, good, files = RUN_FILES[name]
 
     def measured(data: bytes) -> Any:
-        run = prepared(folder, task, **{name: data})
+        run = prepared(tmp_path, task, **{name: data})
         return measure(run, judge(), name=JUDGE, attempts=1, concurrency=1)
 
     assert len(measured(good)["arms"]) == 2
@@ -128,43 +113,28 @@ def test_files_of_a_run(name: str, folder: Path) -> None:
         assert isinstance(found, (dict, CocoaError))
         json.dumps(found if isinstance(found, dict) else None, allow_nan=False)
         if name == "settings__json":
-            run = prepared(folder, task, settings__json=data)
+            run = prepared(tmp_path, task, settings__json=data)
             with suppress(CocoaError), new_run(run, {**SETTINGS, "format": 2}):
                 pass
 
     check()
 
 
-def test_labels_of_people(folder: Path) -> None:
+def test_labels_of_people(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    file = folder / "labels.csv"
-    good = b"arm,id,ann,bob,ann:info\ngreedy,0,true,1,no\ngreedy,1,false,0,yes\n"
-
-    @fuzz()
-    @given(broken(good))
-    def check(data: bytes) -> None:
-        file.write_bytes(data)
-        answers = [(row["arm"], row["id"]) for row in ROWS]
-        assert isinstance(outcome(lambda: read_labels(file, answers, ["truth", "info"])), (dict, CocoaError))
-
-    check()
+    file = tmp_path / "labels.csv"
+    file.write_bytes(b"arm,id,ann,bob,ann:info\ngreedy,0,true,1,no\ngreedy,1,false,0,yes\n")
+    answers = [(row["arm"], row["id"]) for row in ROWS]
+    bad, read = broken(file.read_bytes()), lambda: read_labels(file, answers, ["truth", "info"])
+    survives(file, bad, read, lambda labels: isinstance(labels, dict))
 
 
-def test_finished_rows_of_a_cluster(folder: Path) -> None:
+def test_finished_rows_of_a_cluster(tmp_path: Path) -> None:
     settings = {"model": "tiny", "rows": "0" * 64}
     rows = [{"number": 0, "line": "{}", "failed": False}, {"number": 1, "line": '{"error": "a"}', "failed": True}]
-    file = folder / "out.jsonl.partial"
+    file = tmp_path / "out.jsonl.partial"
 
-    def finished(data: bytes) -> Any:
-        file.write_bytes(data)
-        return _finished(file, settings)
-
-    assert finished(lines_of([settings, *rows])) == {0: ("{}", False), 1: ('{"error": "a"}', True)}
-
-    @fuzz(60)
-    @given(broken_lines([settings, *rows]))
-    @example(lines_of([settings, {**rows[0], "number": float("inf")}]))
-    def check(data: bytes) -> None:
-        assert isinstance(outcome(lambda: finished(data)), (dict, CocoaError))
-
-    check()
+    file.write_bytes(lines_of([settings, *rows]))
+    assert _finished(file, settings) == {0: ("{}", False), 1: ('{"error": "a"}', True)}
+    bad, worst = broken_lines([settings, *rows]), [lines_of([settings, {**rows[0], "number": float("inf")}])]
+    survives(file, bad, lambda: _finished(file, settings), lambda found: isinstance(found, dict), 60, worst)

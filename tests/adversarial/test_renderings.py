@@ -80,9 +80,9 @@ def test_html(parts: list[tuple[str, float]], rival: str, title: str) -> None:
             assert "javascript:" not in value or name in ("title", "aria-label")
 
 
-@pytest.mark.parametrize("format", ["html", "markdown", "svg"])
-def test_a_title_with_a_lone_surrogate_can_be_written(format: str) -> None:
-    assert b"U+D800" in answered([("text", 0.9)]).render(format, title="\ud800").encode()
+def test_a_title_with_a_lone_surrogate_can_be_written() -> None:
+    for format in ("html", "markdown", "svg"):
+        assert b"U+D800" in answered([("text", 0.9)]).render(format, title="\ud800").encode()
 
 
 PARSER = MarkdownIt("gfm-like", {"linkify": False, "html": True})
@@ -120,14 +120,26 @@ def test_terminals(parts: list[tuple[str, float]], rival: str, table: bool) -> N
         assert "\x1b]8" not in text
 
 
+def tags_of(picture: str) -> set[str]:
+    assert not CONTROLS.search(picture)
+    return {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(picture).iter()}
+
+
 @fuzz(30)
 @given(ANSWERS, TEXTS)
 @example([("</text></svg><script>", 0.9)], "\x1b[2J\x00")
 def test_pictures(parts: list[tuple[str, float]], title: str) -> None:
-    picture = answered(parts).render("svg", title=title)
-    assert not CONTROLS.search(picture)
-    tags = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(picture).iter()}
-    assert tags <= {"svg", "style", "defs", "clipPath", "rect", "text", "g", "circle", "path"}
+    assert tags_of(answered(parts).render("svg", title=title)) <= {
+        "svg",
+        "style",
+        "defs",
+        "clipPath",
+        "rect",
+        "text",
+        "g",
+        "circle",
+        "path",
+    }
 
 
 @pytest.mark.slow
@@ -139,10 +151,7 @@ def test_plots(parts: list[tuple[str, float]]) -> None:
     pytest.importorskip("matplotlib")
     buffer = io.StringIO()
     answered(parts).plot().savefig(buffer, format="svg", metadata={"Date": None})
-    picture = buffer.getvalue()
-    assert not CONTROLS.search(picture)
-    tags = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(picture).iter()}
-    assert not tags & {"script", "image", "a", "foreignObject"}
+    assert not tags_of(buffer.getvalue()) & {"script", "image", "a", "foreignObject"}
 
 
 @fuzz(40)

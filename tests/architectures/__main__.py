@@ -19,13 +19,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
+from datetime import date
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 from transformers import __version__ as transformers_version
+from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS
+from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 from transformers.utils import logging as transformers_logging
 
+from cocoa_engine.model.gguf_families import FAMILIES
 from cocoa_engine.safe_text import safe, shortened
 from tests.architectures.small_configs import MODEL_TYPES
 from tests.architectures.sweep import Outcome, examine
@@ -127,7 +131,22 @@ def document(outcomes: Sequence[Outcome]) -> str:
         model_class = outcome.model_class.replace("_", r"\_") or "–"
         path, attention = PATHS.get(outcome.backend, "–"), outcome.attention or "–"
         rows.append(f"| {outcome.model_type} | {model_class} | {path} | {result} | {attention} |")
-    return "\n".join([*counts(outcomes), "", *rows])
+    return "\n".join([*counts(outcomes), "", *of_gguf_files(), "", *rows])
+
+
+def of_gguf_files() -> list[str]:
+    """The architectures of GGUF files that are read, as a list of Markdown."""
+    theirs = {name.replace("_", "-") for name in GGUF_SUPPORTED_ARCHITECTURES} | GGUF_CONFIG_ARCHS.keys()
+    ours = {name.replace("_", "-") for name in FAMILIES} | {"mistral"}
+    # of all files; encoders with decoders; names without files; models that transformers reads with other settings
+    none = {"general", "tokenizer", "t5", "umt5", "deci", "qwen2-moe", "qwen3-moe", "gpt-oss", "gemma4"}
+    return [
+        f"Architectures of GGUF files (`general.architecture`), {date.today()}:",
+        "",
+        f"- in their blocks: {', '.join(f'`{name}`' for name in sorted(FAMILIES))};",
+        f"- unpacked by transformers: {', '.join(f'`{name}`' for name in sorted(theirs - ours - none))};",
+        "- all others are refused, and the error says so. Use the model's checkpoint for them.",
+    ]
 
 
 def counts(outcomes: Sequence[Outcome]) -> list[str]:

@@ -26,7 +26,6 @@ from tests.helpers.reference import FullForward, Reference
         ("deepseek_v3", "shared_cache/masked_modules", "seen"),
         ("llama4_text", "copied_cache/plain", "seen"),
         ("jamba", "copied_cache/plain", "seen"),  # one layer of six attends
-        ("camembert", "recompute/plain", "seen"),
         ("bloom", "copied_cache/plain", "not seen"),  # its attention is its own
         ("mamba", "copied_cache/plain", "none"),
     ],

@@ -153,7 +153,7 @@ def test_documents_have_each_table_once_and_agree_with_the_committed_results() -
 
 
 @pytest.fixture(scope="module")
-def small_engine(engine: CocoaEngine) -> CocoaEngine:
+def small(engine: CocoaEngine) -> CocoaEngine:
     """Random weights with the tokenizer of the real model, which the questions of the benchmarks are made for."""
     model = tiny_model("llama", vocab_size=len(engine.tokenizer), max_position_embeddings=8192)
     return CocoaEngine(model, engine.tokenizer)
@@ -163,11 +163,9 @@ RUN = ("ratio", "fed_tokens", "candidates", "context", "prompt_length", "leaves"
 
 
 @pytest.mark.parametrize("name", [*RUN, "source_attention", "scoring"])
-def test_measurements_run(
-    name: str, small_engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measurements_run(name: str, small: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny runs of the measurements that do not load a model again, without the memory of new processes."""
-    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: small_engine)
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: small)
     monkeypatch.setattr(prompt_length, "peaks", lambda *_: {})
     settings = replace(Settings(threads=torch.get_num_threads()).quick(), tokens=4)
     bench = Bench(settings, Progress(disable=True))
@@ -180,42 +178,33 @@ def test_measurements_run(
 # --- a GPU, and a server under load
 
 
-@pytest.fixture(scope="module")
-def gpu_record(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    out = tmp_path_factory.mktemp("results") / "gpu.json"
-    gpu.main(f"--tiny --device cpu --tokens 40 --prompt-tokens 8 --rounds 2 --out {out}".split())
-    return json.loads(out.read_text(encoding="utf-8"))
-
-
 @pytest.mark.slow
-def test_every_decoder_is_timed(gpu_record: dict) -> None:
-    assert list(gpu_record["decoders"])[:2] == [gpu.HUGGING_FACE, gpu.GREEDY]
-    assert len(gpu_record["decoders"]) == 2 + len(gpu.RATES)
-    for decoder in gpu_record["decoders"].values():
+def test_decoders_on_a_gpu(tmp_path: Path) -> None:
+    """Every decoder is timed, and follows the script of its rate; targets do not apply to a tiny model."""
+    out = tmp_path / "gpu.json"
+    gpu.main(f"--tiny --device cpu --tokens 40 --prompt-tokens 8 --rounds 2 --out {out}".split())
+    measured = json.loads(out.read_text(encoding="utf-8"))
+    decoders = measured["decoders"]
+    assert list(decoders)[:2] == [gpu.HUGGING_FACE, gpu.GREEDY]
+    assert len(decoders) == 2 + len(gpu.RATES)
+    for decoder in decoders.values():
         times = decoder["ms_per_token"]
         assert 0 < times["lowest"] <= times["median"] <= times["highest"]
         assert len(decoder["rounds_ms"]) == 2
-    assert gpu_record["decoders"][gpu.GREEDY]["ratio_to_greedy"]["median"] == 1
-    assert list(gpu_record["step_ms"]) == [str(width) for width in gpu.WIDTHS]
-    assert gpu_record["machine"]["torch"] == torch.__version__
-    assert gpu_record["bandwidth_bound_ms"] == pytest.approx(gpu_record["bytes_read_per_step"] / 4.8e9)
-
-
-@pytest.mark.parametrize("rate", gpu.RATES)
-def test_the_script_is_followed(gpu_record: dict, rate: float) -> None:
-    (decoding,) = [decoder["decoding"] for name, decoder in gpu_record["decoders"].items() if name.endswith(f" {rate}")]
-    assert decoding["risk_points_per_token"] == rate
-    # the prefill, then one pass for each token; the branches at the end grow on to their boundary
-    assert 41 <= round(40 * decoding["forward_passes_per_token"]) <= 41 + 16
-    assert decoding["candidates_per_risk_point"] == pytest.approx(2.8, abs=0.2)
-    assert decoding["fed_per_token"] > 1 + rate / 2
-
-
-def test_targets_do_not_apply_to_a_tiny_model(gpu_record: dict) -> None:
-    assert len(gpu_record["targets"]) == 2 * len(gpu.RATES)
-    assert all(target["met"] is None for target in gpu_record["targets"])
-    decoders = {gpu.GREEDY: {}, "x": {"ms_per_token": {"median": 4.0}, "ratio_to_greedy": {"median": 1.2}}}
-    assert [target["met"] for target in gpu.targets(decoders, applies=True)] == [True, False]
+    assert decoders[gpu.GREEDY]["ratio_to_greedy"]["median"] == 1
+    assert list(measured["step_ms"]) == [str(width) for width in gpu.WIDTHS]
+    assert measured["machine"]["torch"] == torch.__version__
+    assert measured["bandwidth_bound_ms"] == pytest.approx(measured["bytes_read_per_step"] / 4.8e9)
+    for rate in gpu.RATES:
+        (decoding,) = [decoder["decoding"] for name, decoder in decoders.items() if name.endswith(f" {rate}")]
+        assert decoding["risk_points_per_token"] == rate
+        # the prefill, then one pass for each token; the branches at the end grow on to their boundary
+        assert 41 <= round(40 * decoding["forward_passes_per_token"]) <= 41 + 16
+        assert decoding["candidates_per_risk_point"] == pytest.approx(2.8, abs=0.2)
+        assert decoding["fed_per_token"] > 1 + rate / 2
+    assert [target["met"] for target in measured["targets"]] == [None] * 2 * len(gpu.RATES)
+    made_up = {gpu.GREEDY: {}, "x": {"ms_per_token": {"median": 4.0}, "ratio_to_greedy": {"median": 1.2}}}
+    assert [target["met"] for target in gpu.targets(made_up, applies=True)] == [True, False]
 
 
 BODY = {"messages": HELLO, "max_tokens": 6, "stream_options": {"include_usage": True}}

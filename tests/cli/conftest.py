@@ -20,6 +20,7 @@ from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.cli import calibrate
 from cocoa_engine.cli.app import app
 from cocoa_engine.lab import fit, signal_report
+from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.data import Question
 from cocoa_engine.lab.measured import request_prompt
 from tests.helpers.cocoa import Cocoa
@@ -53,6 +54,17 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fit divides its items into folds once, not five times."""
     monkeypatch.setattr(fit, "MAX_REPEATS", 1)
+
+
+@pytest.fixture
+def few_needles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two depths of one needle, which count though the model recalls nothing, and few short answers."""
+    small = {"NEEDLES": lab_heads.NEEDLES[:1], "RECALLED": -1.0, "MIN_SPANS": 5, "MAX_NEW_TOKENS": 6, "PROMPTS": 6}
+    for name, value in small.items():
+        monkeypatch.setattr(lab_heads, name, value)
+    lengths, _, on_progress = lab_heads.find_retrieval_heads.__defaults__ or ()
+    monkeypatch.setattr(lab_heads.find_retrieval_heads, "__defaults__", (lengths, (0.1, 0.9), on_progress))
+    monkeypatch.setitem(lab_heads.with_reference.__kwdefaults__, "prompts", 6)
 
 
 @pytest.fixture

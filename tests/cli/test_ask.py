@@ -12,45 +12,16 @@ from xml.etree import ElementTree
 import pytest
 from pydantic import TypeAdapter
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, methods
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
 from cocoa_engine.cli.ask import TOO_RISKY, risk_of
 from cocoa_engine.rendering.highlights import RiskScale
-from tests.helpers.cocoa import Cocoa
+from tests.helpers.cocoa import Cocoa, successful
+from tests.helpers.interrupts import press_ctrl_c
 from tests.helpers.made_up_answers import generation
+from tests.helpers.settings import SETTINGS
 
 QUESTION = "What is the capital of France?"
 SHORT = ("--max-new-tokens", "12")
-
-# an option and a value for every setting, none of them the default
-HEADS = str(Path(methods.__file__).with_name("embedded_heads.json"))
-
-OPTIONS: dict[str, tuple[str, Any]] = {
-    "method": ("cocoa", "cocoa"),
-    "metric": ("con_mlds", "con_mlds"),
-    "risk": ("f_mlds", "f_mlds"),
-    "alpha": ("1.5", 1.5),
-    "gamma": ("0.5", 0.5),
-    "max_candidates": ("3", 3),
-    "max_span_tokens": ("4", 4),
-    "span_boundary": ("left", "left"),
-    "span_log_prob": ("mean", "mean"),
-    "middle_layers": ("5,12", (5, 12)),
-    "final_layer": ("pre_norm", "pre_norm"),
-    "dola_layers": ("16,18", "16,18"),
-    "dola_relative_top": ("0.2", 0.2),
-    "decore_heads": (HEADS, HEADS),
-    "decore_masked_heads": ("3", 3),
-    "diver_weight": ("0.5", 0.5),
-    "repetition_penalty": ("1.3", 1.3),
-    "max_risk": ("0.9", 0.9),
-    "max_new_tokens": ("3", 3),
-    "temperature": ("0.7", 0.7),
-    "top_k": ("5", 5),
-    "top_p": ("0.9", 0.9),
-    "seed": ("11", 11),
-    "top_logprobs": ("2", 2),
-    "stop": ("###", ("###",)),
-}
 
 
 def assert_units(shown: dict[str, Any], answer: Generation) -> None:
@@ -58,6 +29,12 @@ def assert_units(shown: dict[str, Any], answer: Generation) -> None:
     assert shown["verdict"] == answer.verdict
     for name, units in (("check", answer.check_these()), ("claims", answer.claims), ("sentences", answer.sentences)):
         assert shown[name] == [unit.model_dump(mode="json") for unit in units]
+
+
+def assert_candidates(shown: str, answer: Generation) -> None:
+    """The details have the score of each candidate."""
+    assert answer.usage.risk_points
+    assert all(f"{candidate.score:.2f} " in shown for span in answer.spans for candidate in span.candidates)
 
 
 def messages(question: str, system: str | None = None) -> list[dict[str, str]]:
@@ -77,6 +54,8 @@ def test_in_a_pipe_the_bare_answer_with_its_verdict_on_stderr_or_json(cocoa: Coc
     result = cocoa("ask", QUESTION, *SHORT)
     assert (result.exit_code, result.stdout) == (0, f"{answer.text}\n")
     assert result.stderr == f"cocoa: {answer.verdict}\n"
+    for place in ((), ("-",)):
+        assert cocoa("ask", *place, *SHORT, stdin=QUESTION + "\n").stdout == answer.text + "\n"
     result = cocoa("ask", QUESTION, "--json", *SHORT)
     assert Generation.model_validate_json(result.stdout) == answer
     assert_units(json.loads(result.stdout), answer)
@@ -96,10 +75,7 @@ def test_json_has_no_bare_infinity(cocoa: Cocoa, engine: CocoaEngine, monkeypatc
 
 
 def test_what_is_asked(cocoa: Cocoa, engine: CocoaEngine) -> None:
-    """The argument or stdin, after a system message or as a text to continue."""
-    answer = engine.chat(messages(QUESTION), max_new_tokens=12).text
-    for args in ((), ("-",)):
-        assert cocoa("ask", *args, *SHORT, stdin=QUESTION + "\n").stdout == answer + "\n"
+    """After a system message, or as a text to continue."""
     french = engine.chat(messages(QUESTION, "Answer in French."), max_new_tokens=12).text
     assert cocoa("ask", QUESTION, "--system", "Answer in French.", *SHORT).stdout == french + "\n"
     continued = engine.generate("The capital of France is", max_new_tokens=12).text
@@ -120,11 +96,13 @@ def test_an_answer_stops_at_a_risk(cocoa: Cocoa, engine: CocoaEngine) -> None:
 
 
 def test_every_setting_has_an_option_that_reaches_the_engine(cocoa: Cocoa) -> None:
-    assert OPTIONS.keys() == CocoaConfig.model_fields.keys()
-    args = [part for name, (value, _) in OPTIONS.items() for part in (f"--{name.replace('_', '-')}", value)]
+    assert SETTINGS.keys() == CocoaConfig.model_fields.keys()
+    args: list[object] = []
+    for name, value in SETTINGS.items():
+        args += [f"--{name.replace('_', '-')}", ",".join(map(str, value)) if isinstance(value, tuple) else value]
     result = cocoa("ask", QUESTION, "--json", *args, "--stop", "##")
-    expected = {name: value for name, (_, value) in OPTIONS.items()} | {"stop": ("###", "##")}
-    assert Generation.model_validate_json(result.stdout).config == CocoaConfig(**expected)
+    expected = CocoaConfig(**SETTINGS | {"stop": ("###", "##")})
+    assert Generation.model_validate_json(result.stdout).config == expected
 
 
 def test_help_names_every_setting_with_its_default(cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,12 +171,9 @@ def test_details_and_a_picture_of_them(cocoa: Cocoa, engine: CocoaEngine, tmp_pa
     picture = tmp_path / "answer.svg"
     result = cocoa("ask", SKY, "--svg", str(picture), "--details", *SHORT)
     (answer,) = expected(engine, "cocoa-sig")
-    assert answer.usage.risk_points
     assert "Whole answer:" in result.stdout
-    for span in answer.spans:
-        for candidate in span.candidates:
-            assert f"{candidate.log_prob:.2f} " in result.stdout
-            assert f"{candidate.score:.2f} " in result.stdout
+    assert_candidates(result.stdout, answer)
+    assert all(f"{one.log_prob:.2f} " in result.stdout for span in answer.spans for one in span.candidates)
     words = "".join(ElementTree.parse(picture).getroot().itertext()).replace("\N{NO-BREAK SPACE}", " ")
     assert f"cocoa ask '{SKY}'" in words
     assert "candidates" in words
@@ -228,13 +203,11 @@ def test_passages_stand_before_the_question(cocoa: Cocoa, engine: CocoaEngine, t
         assert Generation.model_validate(json.loads(compared.stdout)[0]) == expected
 
 
-def test_an_unforeseen_error_is_one_line(
-    cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_unforeseen_error_is_one_line(cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("out of\n\x1b[31mmemory")
 
-    monkeypatch.setattr(type(engine), "stream_chat", fails)
+    monkeypatch.setattr(CocoaEngine, "stream_chat", fails)
     result = cocoa("ask", QUESTION, "--html", tmp_path / "page.html", "--svg", tmp_path / "picture.svg")
     assert (result.exit_code, list(tmp_path.iterdir())) == (1, [])  # no half of a file
     assert result.stderr == "cocoa: RuntimeError: out of ␛[31mmemory (--debug shows where)\n"
@@ -283,15 +256,12 @@ def test_comparison_as_json_is_the_list_of_answers_and_the_model_is_loaded_once(
 
 
 def test_answers_stand_side_by_side(cocoa: Cocoa, engine: CocoaEngine) -> None:
-    result = cocoa("compare", SKY, "--details", *SHORT)
-    assert result.exit_code == 0
+    result = successful(cocoa("compare", SKY, "--details", *SHORT))
     assert result.stdout.splitlines()[0].split() == ["greedy", "cocoa-sig"]
     assert "\x1b" not in result.stdout
     greedy, cocoa_sig = expected(engine, "greedy", "cocoa-sig")
     assert ("{" in result.stdout) == (greedy.text != cocoa_sig.text)
-    for span in cocoa_sig.spans:
-        for candidate in span.candidates:
-            assert f"{candidate.score:.2f} " in result.stdout
+    assert_candidates(result.stdout, cocoa_sig)
 
 
 def test_page_of_a_comparison(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path) -> None:
@@ -306,28 +276,22 @@ def test_page_of_a_comparison(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path)
     assert page.read_text(encoding="utf-8") == cocoa_sig.to_html(title=SKY)
 
 
-@pytest.mark.parametrize("options", [("greedy,cocoa",), ("greedy,cocoa", "--json"), ("cocoa,greedy",)])
+@pytest.mark.parametrize(("number", "options"), [(2, []), (2, ["--json"]), (1, [])])
 def test_complete_answers_survive_an_interrupt(
-    cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+    cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, options: list[str]
 ) -> None:
-    stream, page = engine.stream_chat, tmp_path / "page.html"
-
-    def until_ctrl_c(messages: Any, *, config: CocoaConfig, **options: Any) -> Any:
-        if config.method == "cocoa":
-            raise KeyboardInterrupt
-        return stream(messages, config=config, **options)
-
+    page = tmp_path / "page.html"
     (greedy,) = expected(engine, "greedy")
-    monkeypatch.setattr(engine, "stream_chat", until_ctrl_c)
-    compared = cocoa("compare", SKY, *SHORT, "--html", page, "--methods", *options)
+    press_ctrl_c(monkeypatch, engine, "stream_chat", number)
+    compared = cocoa("compare", SKY, *SHORT, "--html", page, "--methods", "greedy,cocoa", *options)
     assert compared.exit_code == 130
-    if options == ("cocoa,greedy",):
+    if number == 1:
         assert (compared.stdout, page.exists()) == ("", False)
         assert "no answer was complete" in compared.stderr
         return
     assert "1 of 2 answers were complete" in compared.stderr
     assert page.read_text(encoding="utf-8") == greedy.to_html(title=SKY)
-    if "--json" in options:
+    if options:
         assert TypeAdapter(list[Generation]).validate_json(compared.stdout) == [greedy]
     else:
         assert greedy.text in re.sub(r"\[(.*?)\|\d\]", r"\1", " ".join(compared.stdout.split()))

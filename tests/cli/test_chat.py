@@ -12,11 +12,11 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from cocoa_engine import CocoaEngine, Generation
+from cocoa_engine import CocoaEngine
 from cocoa_engine.cli.app import app
 from cocoa_engine.rendering.terminal import check_list
 from cocoa_engine.rendering.wording import NOT_CALIBRATED, finding, verdict
-from tests.helpers.cocoa import Cocoa, assert_refused
+from tests.helpers.cocoa import Cocoa, assert_refused, successful
 from tests.helpers.obedient import Wavers, wavering
 from tests.helpers.reasoning_models import PLAIN, Says, reasoning_engine
 
@@ -67,9 +67,9 @@ def says(model: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
 
     def choose(text: str, processor: Says | None = None) -> None:
         stream_chat = CocoaEngine.stream_chat
-        forced = wavering(model, text) | ({} if processor is None else {"logits_processor": [processor]})
-
-        processors = forced.pop("logits_processor")
+        forced = wavering(model, text)
+        usual = forced.pop("logits_processor")
+        processors = usual if processor is None else [processor]
 
         def chosen(engine: CocoaEngine, messages: Any, *, config: Any, **options: Any) -> Any:
             config = config.replace(**forced)
@@ -86,21 +86,12 @@ def typed(calls: list[dict[str, Any]], terminal: Callable[..., tuple[str, str]])
     return lambda *lines, args=SHORT, code=0: terminal("chat", *args, typed=lines, code=code, COLUMNS="300")[0]
 
 
-def answer(model: CocoaEngine, *turns: str, **options: Any) -> Generation:
-    """The model's answer to the last of some turns, the user's and its own by turns."""
-    messages = [{"role": ("user", "assistant")[at % 2], "content": turn} for at, turn in enumerate(turns)]
-    return model.chat(messages, **{"max_new_tokens": 12, **options})
-
-
 def test_piped_questions_are_turns_of_one_chat(cocoa: Cocoa, model: CocoaEngine, calls: list[dict[str, Any]]) -> None:
-    first = answer(model, "Who?")
-    second = answer(model, "Who?", first.text, "And when?")
-    result = cocoa("Who?", "", "And when?")
-    assert result.exit_code == 0, result.output
-    assert [call["messages"] for call in calls] == [
-        USER,
-        [*USER, {"role": "assistant", "content": first.text}, {"role": "user", "content": "And when?"}],
-    ]
+    first = model.chat(USER, max_new_tokens=12)
+    turns = [*USER, {"role": "assistant", "content": first.text}, {"role": "user", "content": "And when?"}]
+    second = model.chat(turns, max_new_tokens=12)
+    result = successful(cocoa("Who?", "", "And when?"))
+    assert [call["messages"] for call in calls] == [USER, turns]
     assert result.stdout.startswith(f"{verdict(first)}\n\n")
     assert f"\n\n{finding(second)}\n\n" in result.stdout
     assert result.stdout.count(NOT_CALIBRATED) == 1
@@ -109,8 +100,7 @@ def test_piped_questions_are_turns_of_one_chat(cocoa: Cocoa, model: CocoaEngine,
 
 
 def test_settings_the_system_message_and_another_method(cocoa: Cocoa, calls: list[dict[str, Any]]) -> None:
-    result = cocoa("Who?", args=["--system", "Be brief.", "--max-new-tokens", "3", "--alpha", "1.5"])
-    assert result.exit_code == 0, result.output
+    successful(cocoa("Who?", args=["--system", "Be brief.", "--max-new-tokens", "3", "--alpha", "1.5"]))
     assert calls[0]["messages"] == [{"role": "system", "content": "Be brief."}, *USER]
     assert (calls[0]["config"].max_new_tokens, calls[0]["config"].alpha) == (3, 1.5)
     calls.clear()
@@ -152,8 +142,7 @@ def test_a_file_is_put_before_the_next_question_and_a_reset_forgets_it(
 
 
 def test_commands(cocoa: Cocoa, calls: list[dict[str, Any]]) -> None:
-    helped = cocoa("/help", "/quit", "Who?")
-    assert helped.exit_code == 0
+    helped = successful(cocoa("/help", "/quit", "Who?"))
     assert all(re.search(f"^{name} ", helped.stdout, re.MULTILINE) for name in ("/method", "/why", "/source", "/quit"))
     assert calls == []  # /quit ended the chat
     unknown = cocoa("/wyh", "Who?")

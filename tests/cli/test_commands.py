@@ -1,4 +1,4 @@
-"""``cocoa score`` of texts and of rows, ``cocoa info``, and the command as a process."""
+"""``cocoa score`` of texts and of rows, ``cocoa info``, ``cocoa bench``, the command as a process, and bad input."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from typing import Any, get_args
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, DataError, Generation, ModelInfo, __version__
+from cocoa_engine.cli.app import app
 from cocoa_engine.cli.options import LoadOptions, commands, with_options
 from cocoa_engine.cli.score import risk_of_row, score_rows, scored_row
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
 from cocoa_engine.rendering.wording import NOT_CALIBRATED
-from tests.helpers.cocoa import Cocoa, assert_refused
+from tests.helpers.cocoa import Cocoa, assert_refused, successful
+from tests.helpers.interrupts import press_ctrl_c
 from tests.helpers.made_up_answers import generation
 from tests.helpers.processes import LIMIT, run
 
@@ -120,8 +122,7 @@ def test_heads_of_the_model_that_was_named(
     )
     monkeypatch.setattr("cocoa_engine.lab.heads.find_retrieval_heads", lambda *_, **__: found)
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "cache"))
-    result = cocoa("heads", "some/model", "--prompts", "0", "--out", str(tmp_path / "heads.json"))
-    assert result.exit_code == 0, result.output
+    result = successful(cocoa("heads", "some/model", "--prompts", "0", "--out", str(tmp_path / "heads.json")))
     assert [model for model, _ in loads] == ["some/model"]
     assert RetrievalHeads.model_validate_json((tmp_path / "heads.json").read_text()) == found
     (kept,) = (tmp_path / "cache" / "heads").glob("*.json")
@@ -294,17 +295,169 @@ def test_the_command(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path) -> None:
     given, out, page = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "page.html"
     row = {"prompt": "The capital of France is", "text": " Paris, on the Seine."}
     given.write_text(json.dumps(row) + "\n{}\n", encoding="utf-8")
-    result = cocoa("score", f"--rows={given}", "--out", str(out))
-    assert result.exit_code == 0, result.stderr
+    result = successful(cocoa("score", f"--rows={given}", "--out", str(out)))
     assert "2 rows written" in result.stderr
     assert "1 of them with an error" in result.stderr
     scored = json.loads(out.read_text(encoding="utf-8").splitlines()[0])
     assert {"Paris", "Seine"} >= {one["text"] for one in scored["risk"]["check"]}
-    result = cocoa("score", "--prompt", row["prompt"], "--text", row["text"], "--html", str(page))
-    assert result.exit_code == 0, result.stderr
+    result = successful(cocoa("score", "--prompt", row["prompt"], "--text", row["text"], "--html", str(page)))
     html = page.read_text(encoding="utf-8")
     assert 'class="cocoa-verdict"' in html
     assert "Seine" in html
     by_dola = cocoa("score", "--method", "dola", "--prompt", PROMPT, "--text", TEXT, "--html", str(page))
     assert by_dola.exit_code == 0, by_dola.stderr  # a method that divides no text
     assert "Paris" in page.read_text(encoding="utf-8")
+
+
+TINY = ["--tokens", "4", "--rounds", "2", "--prompt", "Name a river.", "--prompt", "Who wrote Dune?"]
+DECODERS = ["HF generate, greedy", "greedy", "cocoa-sig"]
+
+
+def test_bench_json_has_every_figure(tiny_cocoa: Cocoa) -> None:
+    result = successful(tiny_cocoa("bench", *TINY, "--json"))
+    record = json.loads(result.stdout)
+    assert (record["tokens"], record["prompts"], record["rounds"], record["base"]) == (4, 2, 2, DECODERS[0])
+    assert record["model"] == "tiny"
+    assert record["machine"]["torch"]
+    assert list(record["decoders"]) == DECODERS
+    for name, decoder in record["decoders"].items():
+        assert len(decoder["seconds_per_token"]) == 2
+        assert all(seconds > 0 for seconds in decoder["seconds_per_token"])
+        assert decoder["ratio"]["lowest"] <= decoder["ratio"]["median"] <= decoder["ratio"]["highest"]
+        assert bool(decoder["per_kept_token"]) == (name != DECODERS[0])
+    assert record["decoders"][DECODERS[0]]["ratio"] == {"median": 1, "lowest": 1, "highest": 1}
+    assert record["decoders"]["greedy"]["per_kept_token"]["risk_points"] == 0
+
+
+def test_bench_table_and_line(tiny_cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = successful(tiny_cocoa("bench", *TINY, "--no-color"))
+    title, headings, *rows = result.stdout.splitlines()
+    assert title.strip() == "Per kept token, median (prompts: 2, new tokens: 4, rounds: 2)"
+    assert headings.split()[:4] == ["decoder", "ms", "ratio", "lowest-highest"]
+    assert [row[:20].strip() for row in rows[:3]] == DECODERS
+    assert "torch" in " ".join(rows[3:])
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+WARM_UP, ROUND = 2, 4  # answers of the engine: of two methods, to one prompt and to two
+
+
+@pytest.mark.parametrize(("answer", "options"), [(3, ["--json"]), (3, ["--no-color"]), (0, [])])
+def test_ctrl_c_keeps_the_finished_rounds(
+    tiny_cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch, answer: int, options: list[str]
+) -> None:
+    """It is pressed in one of the answers after the first round, or in its last one."""
+    press_ctrl_c(monkeypatch, CocoaEngine, "generate", WARM_UP + ROUND + answer)
+    result = tiny_cocoa("bench", *TINY, *options)
+    words = "1 of 2 rounds were finished; the output is of these" if answer else "no round was finished"
+    assert (result.exit_code, result.stderr) == (130, f"cocoa: {words}\ncocoa: interrupted\n")
+    if options == ["--json"]:
+        record = json.loads(result.stdout)
+        assert record["rounds"] == 2
+        assert {len(one["seconds_per_token"]) for one in record["decoders"].values()} == {1}
+    elif answer:
+        title, _, *rows = result.stdout.splitlines()
+        assert title.strip().endswith("rounds: 1 of 2, incomplete)")
+        assert [row[:20].strip() for row in rows[:3]] == DECODERS
+    else:
+        assert result.stdout == ""
+
+
+def test_bench_of_other_methods(tiny_cocoa: Cocoa) -> None:
+    result = successful(tiny_cocoa("bench", *TINY, "--methods", "dola, greedy", "--dola-layers", "low", "--json"))
+    assert list(json.loads(result.stdout)["decoders"]) == [DECODERS[0], "dola", "greedy"]
+
+
+UNWRITABLE, DATA = "/no/such/folder/x cannot be written", "--data {answers}"
+MANY = ",".join(["1"] * 101)
+REFUSED = {
+    "alpha": ["ask Who? --alpha -1", "ask Who? --alpha much", "ask Who? --alpha nan"],
+    "gamma": ["ask Who? --gamma 0"],
+    "did you mean 'cocoa-sig'": ["ask Who? --method cocoasig", "compare Who? --methods greedy,cocoasig"],
+    "metric": ["ask Who? --metric g_mlds"],
+    "m < n": ["ask Who? --middle-layers 9,3"],
+    "middle_layers": ["ask Who? --middle-layers 9"],
+    "--system": ["ask Who? --raw --system 'Be brief.'", "compare Who? --raw --system 'Be brief.'"],
+    UNWRITABLE: ["ask Who? --svg /no/such/folder/x"],
+    f"--html {UNWRITABLE}": [f"{command} Who? --html /no/such/folder/x" for command in ("ask", "compare")],
+    "--threads": ["ask Who? --threads 0", "bench --threads 0"],
+    "--colour": ["ask Who? --colour"],
+    "unexpected extra argument": ["ask Who? too many"],
+    "is empty": ["ask Who? --source {empty}", "score --prompt a --text b --source {empty}"],
+    "cannot be read": ["ask Who? --source missing.txt", "score --prompt a --text b --source missing.txt"],
+    "a number in [0, 1], or auto": [f"ask Who? --fail-on-risk {value}" for value in ("1.5", "-1", "nan", "high")],
+    "raw MLDS": ["ask Who? --fail-on-risk 0.5 --risk f_mlds"],
+    "two or more different methods": [f"compare Who? --methods {methods}" for methods in ("greedy", "greedy,greedy")],
+    "method": ["compare Who? --methods greedy,", "bench --methods nope"],
+    "--methods": ["bench --methods ,"],
+    "--tokens": ["bench --tokens 1"],
+    "--rounds": ["bench --rounds 0"],
+    "--prompt": ["bench --prompt ' '"],
+    "--no-such": ["bench --no-such"],
+    "two": ["bench one two"],
+    "--text": ["score --prompt a"],
+    "--rows": [
+        *("score --text a", "score --rows {answers}", "score --out {answers}"),
+        "score --rows {answers} --out {answers}x --json",
+    ],
+    "whole numbers from 1 to 10000000": [
+        f"heads --lengths {lengths}" for lengths in ("1000000000", "256,0", "x", "''", MANY)
+    ],
+    "no file or folder none.csv": ["signal --data none.csv --out o"],
+    "cannot be written to": [f"signal {DATA} --out {{answers}}/x"],
+    "unknown format 'xls'": [f"signal {DATA} --format xls --out o"],
+    "--out": [f"signal {DATA}"],
+    "give one of them": [f"calibrate {DATA} --out r --recall 0.5 --miss 0.1"],
+    "give either --out FILE to fit a calibrator, or": [f"calibrate {DATA}"],
+    "a threshold cannot be chosen": [f"calibrate {DATA} --check embedded --miss 0.1"],
+    "must be above 0 and below 1": [f"calibrate {DATA} --out r --miss 0"],
+    "not a calibrator": [f"calibrate {DATA} --check {{answers}}"],
+    "give --data PATH": ["calibrate --out r"],
+    "--probe needs --data PATH": ["calibrate --questions {answers} --out r --probe"],
+    "nor a probe fitted": [f"calibrate {DATA} --check embedded --probe"],
+    "must end in one of .eps": [f"calibrate {DATA} --out r --plot a.foo"],
+    "question": ["calibrate --questions {answers} --out r"],
+    "--alpha": [f"alpha {DATA} --alpha 2"],
+    "--plot x.foo: the name must end in one of .eps": [f"alpha {DATA} --plot x.foo"],
+    "must end in one of": [f"alpha {DATA} --plot x"],
+    "--plot /no/such/folder/x.png cannot be": [f"alpha {DATA} --plot /no/such/folder/x.png"],
+}
+
+
+@pytest.mark.parametrize(("command", "words"), [(command, words) for words in REFUSED for command in REFUSED[words]])
+def test_bad_input_is_one_line_before_any_work(
+    cocoa: Cocoa, loads: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, words: str
+) -> None:
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("answers", "empty")}
+    rows = [{"id": text, "prompt": "Is it?", "text": text, "label": text == "No."} for text in ("Yes.", "No.")]
+    files["answers"].write_text("\n".join(map(json.dumps, rows)))
+    files["empty"].write_text(" \n")
+    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.chdir(tmp_path)
+    assert_one_line(cocoa(*(word.format(**files) for word in shlex.split(command))), words)
+    assert loads == []
+
+
+def test_bad_stdin(cocoa: Cocoa, loads: list[object]) -> None:
+    for stdin in ("", "  \n", b"\xff\xfe\x00"):
+        assert_one_line(cocoa("ask", stdin=stdin), "the question is")
+    assert loads == []
+
+
+def test_an_empty_name_of_a_model() -> None:
+    assert_one_line(CliRunner().invoke(app, ["ask", "Hi", "--model", ""]), "name of the model")
+
+
+def test_bad_input_that_the_engine_finds(cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for prompt, text in (("The capital of France is", ""), ("", " Paris.")):
+        assert_one_line(cocoa("score", "--prompt", prompt, "--text", text), "")
+    assert_one_line(cocoa("ask", "Who?", "--middle-layers", "10,99"), "99")
+    assert_one_line(cocoa("ask", "word " * 9000), "tokens")
+    monkeypatch.setattr(engine.tokenizer, "chat_template", None)
+    assert_one_line(cocoa("ask", "Who?"), "--raw")
+
+
+def assert_one_line(result: Result, words: str) -> None:
+    assert_refused(result, words, lines=1)
+    assert (result.stdout, result.stderr[:7]) == ("", "cocoa: ")

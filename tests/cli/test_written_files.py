@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 
-from cocoa_engine import CocoaEngine, RiskCalibrator, SpanStream
+from cocoa_engine import CocoaEngine, Generation, RiskCalibrator, SpanStream
 from cocoa_engine.cli.output import reserved
 from cocoa_engine.errors import ConfigError, OutputError
 from cocoa_engine.lab.fit_calibrator import verdict
 from cocoa_engine.output_files import append, draft_of, locked, open_in_place, require_writable, write_file
-from tests.helpers.cocoa import Cocoa, assert_refused
+from tests.helpers.cocoa import Cocoa, assert_refused, successful
+from tests.helpers.interrupts import press_ctrl_c
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
 from tests.helpers.mutations import outcome
 from tests.helpers.processes import limited
@@ -32,11 +33,6 @@ from tests.helpers.processes import limited
 @pytest.fixture(scope="module")
 def engine(tiny: CocoaEngine) -> CocoaEngine:
     return tiny
-
-
-@pytest.fixture
-def labelled(data: dict[str, Path]) -> Path:
-    return data["texts"]
 
 
 ASK = ("ask", "Hello", "--raw", "--max-new-tokens", "4")
@@ -195,36 +191,27 @@ def held(file: Path) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
-    file = tmp_path / "risk.json"
-    with held(file):
+def test_two_processes_do_not_write_one_file(
+    cocoa: Cocoa, loads: list[Any], data: dict[str, Path], tmp_path: Path
+) -> None:
+    """A command says so before it loads the model."""
+    calibrator, file, record = fitted(), tmp_path / "risk.json", tmp_path / "study" / "signal.json"
+    record.parent.mkdir()
+    before = sorted(tmp_path.iterdir())
+    with held(file), held(record):
         with pytest.raises(ConfigError, match="another process is using"):
-            fitted().save(file)
+            calibrator.save(file)
         with pytest.raises(ConfigError, match="another process is using"), reserved(file, overwrite=False):
             pass
-    calibrator = fitted()
+        for command, out, written in (("signal", record.parent, record), ("calibrate", file, file)):
+            refused = cocoa(command, "--data", data["texts"], "--out", out, "--overwrite")
+            assert_refused(refused, f"another process is using {written}; wait for it")
+    assert loads == list(record.parent.iterdir()) == []
+    assert sorted(tmp_path.iterdir()) == before
     with reserved(file, overwrite=False):
         calibrator.save(file)
     assert RiskCalibrator.load(file) == calibrator
-    assert [each.name for each in tmp_path.iterdir()] == ["risk.json"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "out", "written"), [("signal", "study", "study/signal.json"), ("calibrate", "risk.json", "risk.json")]
-)
-def test_a_command_leaves_alone_what_another_process_writes(
-    cocoa: Cocoa, loads: list[Any], labelled: Path, tmp_path: Path, command: str, out: str, written: str
-) -> None:
-    """It says so before it loads the model."""
-    file = tmp_path / written
-    file.parent.mkdir(exist_ok=True)
-    before = sorted(file.parent.iterdir())
-    with held(file):
-        refused = cocoa(command, "--data", labelled, "--out", str(tmp_path / out), "--overwrite")
-    assert_refused(refused, f"another process is using {file}; wait for it")
-    assert loads == []
-    assert sorted(file.parent.iterdir()) == before
+    assert sorted(tmp_path.iterdir()) == sorted([*before, file])
 
 
 WRITES = re.compile(
@@ -277,20 +264,12 @@ def test_what_is_there_is_not_overwritten(
 
 @pytest.mark.parametrize("json_output", [False, True])
 def test_ctrl_c_keeps_the_spans_so_far(cocoa: Cocoa, tmp_path: Path, json_output: bool, monkeypatch: Any) -> None:
-    seen: list[Any] = []
-    next_span = SpanStream.__next__
-
-    def until_ctrl_c(stream: SpanStream) -> Any:
-        if seen:
-            raise KeyboardInterrupt
-        seen.append(next_span(stream))
-        return seen[-1]
-
-    monkeypatch.setattr(SpanStream, "__next__", until_ctrl_c)
+    whole = Generation.model_validate_json(cocoa(*ASK, "--json").stdout)
+    press_ctrl_c(monkeypatch, SpanStream, "__next__", 2)
     page = tmp_path / "page.html"
     result = cocoa(*ASK, "--html", page, *(["--json"] if json_output else []))
     assert result.exit_code == 130
-    assert result.stdout == ("" if json_output else f"{seen[0].text}\n")
+    assert result.stdout == ("" if json_output else f"{whole.spans[0].text}\n")
     assert "no file was written" in result.stderr
     assert ("no JSON is printed" if json_output else "1 spans were decoded") in result.stderr
     assert result.stderr.endswith("cocoa: interrupted\n")
@@ -306,9 +285,9 @@ def test_the_model_is_an_option_and_an_argument(cocoa: Cocoa, loads: list[Any]) 
         (*ASK[:2], "a", *ASK[2:]),
         (*ASK, "--model", "a"),
         ("score", "a", "--prompt", "x", "--text", "y"),
+        ("bench", "a", "--tokens", "4", "--rounds", "1", "--prompt", "x"),
     ):
-        result = cocoa(*arguments)
-        assert result.exit_code == 0, result.output
+        successful(cocoa(*arguments))
         assert loads.pop()[0] == "a", arguments
     assert_refused(cocoa("info", "a", "--model", "b"), "two models are given: --model b and the argument 'a'")
     assert loads == []
@@ -316,9 +295,9 @@ def test_the_model_is_an_option_and_an_argument(cocoa: Cocoa, loads: list[Any]) 
 
 @pytest.mark.slow
 def test_a_fit_that_is_worth_nothing_is_said() -> None:
-    good = risk(labelled_items(signal=2.0)).validation
+    good = risk(labelled_items(signal=2.0), folds=2).validation
     assert verdict(good, "span").finding == "holds"
-    useless = risk(labelled_items(signal=0.0, seed=3)).validation
+    useless = risk(labelled_items(signal=0.0, seed=3), folds=2).validation
     assert useless.auroc.low <= 0.5
     assert verdict(useless, "span").finding == "chance"
     assert "no better than chance here: AUROC" in verdict(useless, "span").sentence
@@ -340,8 +319,7 @@ def test_strict_calibration_exits_with_1(cocoa: Cocoa, tmp_path: Path, engine: C
     result = cocoa(*options, "--out", str(out), "--strict")
     poor = "do not rely on it" in result.stderr
     assert result.exit_code == int(poor), result.output
-    checked = cocoa(*options, "--check", str(out))
-    assert checked.exit_code == 0
+    checked = successful(cocoa(*options, "--check", str(out)))
     last = " ".join(checked.stdout.split()).rpartition("Verdict: ")[2]
     assert last.startswith("the risk of spans ")
     found = json.loads(cocoa(*options, "--check", str(out), "--json").stdout)["span"]["verdict"]
@@ -402,14 +380,15 @@ def test_a_device_is_written_to_and_a_folder_and_a_socket_are_refused(tmp_path: 
     require_writable(Path(os.devnull))
     write_file(Path(os.devnull), "text")
     assert Path(os.devnull).is_char_device()
-    with pytest.raises(ConfigError, match="cannot be written"):
-        require_writable(tmp_path)
-    with pytest.raises(OutputError, match="cannot be written"):
-        write_file(tmp_path, "text")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "socket"))
-        with pytest.raises(OutputError, match="cannot be written"):
-            write_file(tmp_path / "socket", "text")
+        for error, work in (
+            (ConfigError, lambda: require_writable(tmp_path)),
+            (OutputError, lambda: write_file(tmp_path, "text")),
+            (OutputError, lambda: write_file(tmp_path / "socket", "text")),
+        ):
+            with pytest.raises(error, match="cannot be written"):
+                work()
 
 
 @posix
@@ -425,49 +404,53 @@ def test_a_reader_who_leaves_is_told(pipe: Path) -> None:
         write()
 
 
-def run_cocoa(code: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    program = f"from pathlib import Path\nfrom cocoa_engine.output_files import *\n{code}"
-    return subprocess.run([sys.executable, "-c", program], timeout=LIMIT, check=True, **options)
-
-
-WRITE = "require_writable(Path({0!r}))\nwith locked(Path({0!r})): write_file(Path({0!r}), 'text')\n"
+def write_in_a_process(file: str, **options: Any) -> bytes:
+    """What a program prints that writes a file between two lines."""
+    program = f"""from pathlib import Path
+from cocoa_engine.output_files import *
+print("first", flush=True)
+require_writable(file := Path({file!r}))
+with locked(file): write_file(file, "text")
+print("last")"""
+    options = {"stdout": subprocess.PIPE, **options}
+    done = subprocess.run([sys.executable, "-c", program], timeout=LIMIT, check=True, **options)
+    return done.stdout or b""
 
 
 @posix
 @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="there is no /dev/stdout")
 def test_the_standard_output_and_descriptors_are_written_wherever_they_lead(tmp_path: Path, pipe: Path) -> None:
     """To a pipe, a socket, a file that has lines already, and one that was removed."""
-    code = "print('first', flush=True)\n" + WRITE.format("/dev/stdout") + "print('last')"
-    assert run_cocoa(code, stdout=subprocess.PIPE).stdout == b"first\ntextlast\n"
+    whole = b"first\ntextlast\n"
+    assert write_in_a_process("/dev/stdout") == whole
     with (tmp_path / "out").open("w+b") as out:
         out.write(b"before\n")
         out.flush()
-        run_cocoa(code, stdout=out)
-        assert (tmp_path / "out").read_bytes() == b"before\nfirst\ntextlast\n"
+        write_in_a_process("/dev/stdout", stdout=out)
+        assert (tmp_path / "out").read_bytes() == b"before\n" + whole
         (tmp_path / "out").unlink()
-        run_cocoa(code, stdout=out)
+        write_in_a_process("/dev/stdout", stdout=out)
         assert not (tmp_path / "out").exists()
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        run_cocoa(code, stdout=theirs)
-        assert ours.recv(100) == b"first\ntextlast\n"
-    if not Path("/dev/fd").exists():
-        return
-    read, write = os.pipe()  # as of `>(process substitution)` and `3>file` in a shell
-    run_cocoa(WRITE.format(f"/dev/fd/{write}"), pass_fds=[write])
-    os.close(write)
-    with open(read, "rb") as pipe:
-        assert pipe.read() == b"text"
+        write_in_a_process("/dev/stdout", stdout=theirs)
+        assert ours.recv(100) == whole
+    if Path("/dev/fd").exists():
+        read, write = os.pipe()  # as of `>(process substitution)` and `3>file` in a shell
+        write_in_a_process(f"/dev/fd/{write}", pass_fds=[write])
+        os.close(write)
+        with open(read, "rb") as pipe:
+            assert pipe.read() == b"text"
 
 
 @pytest.mark.slow
 @posix
-def test_rows_are_scored_into_a_pipe(cocoa: Cocoa, labelled: Path, pipe: Path, tmp_path: Path) -> None:
+def test_rows_are_scored_into_a_pipe(cocoa: Cocoa, data: dict[str, Path], pipe: Path, tmp_path: Path) -> None:
     with read_to_its_end(pipe) as read:
-        result = cocoa("score", "--rows", labelled, "--out", str(pipe))
+        result = cocoa("score", "--rows", data["texts"], "--out", pipe)
     assert result.exit_code == 0, result.output
     assert len([json.loads(line) for line in read[0].splitlines()]) == 24
     assert "is replaced" not in result.output
     os.mkfifo(tmp_path / "rows.parquet")
-    refused = within_limit(lambda: cocoa("score", "--rows", labelled, "--out", str(tmp_path / "rows.parquet")))
+    refused = within_limit(lambda: cocoa("score", "--rows", data["texts"], "--out", tmp_path / "rows.parquet"))
     assert_refused(refused, "to which Parquet cannot be written")

@@ -176,8 +176,8 @@ def expected(vocabulary: Path) -> Iterator[tuple[str, list[int]]]:
     """The texts of a vocabulary, and their ids; nothing if it has none."""
     texts, ids = (vocabulary.with_name(f"{vocabulary.name}.{ending}") for ending in ("inp", "out"))
     if texts.is_file():
-        lines = ids.read_text(encoding="utf-8").split("\n")
-        for text, line in zip(texts.read_bytes().decode().split(_BETWEEN), lines, strict=True):
+        lines = ids.read_text(encoding="utf-8").splitlines()
+        for text, line in zip(texts.read_bytes().decode().removesuffix(_BETWEEN).split(_BETWEEN), lines, strict=True):
             yield text, [int(number) for number in line.split()]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import tarfile
@@ -18,6 +17,8 @@ from xml.etree import ElementTree
 
 import pytest
 import tomllib
+
+from tests.helpers.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 OMITTED = tomllib.loads((Path(__file__).parent / "omitted.toml").read_text(encoding="utf-8"))
@@ -94,12 +95,6 @@ def counts_of(report: Path) -> dict[str, int]:
     suites = list(ElementTree.parse(report).iter("testsuite"))
     names = ("tests", "failures", "errors", "skipped")
     return {name: sum(int(suite.get(name, 0)) for suite in suites) for name in names}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
 from cocoa_engine.config import MethodName
-from cocoa_engine.equations import may_be_kept
 from tests.helpers.alike import answers, near
 from tests.helpers.engines import engine_of
 from tests.helpers.forward_passes import record, steps
@@ -60,7 +59,6 @@ def first_stop(free: Generation, stops: Sequence[str], ids: Sequence[int], most:
 def assert_only_cut(
     stopped: Generation, free: Generation, stops: Sequence[str] = (), ids: Sequence[int] = (), most: int = 1000
 ) -> None:
-    """The stopped answer is the free one up to the first stop, span by span."""
     at = first_stop(free, stops, ids, most)
     tokens, text = (len(free.token_ids), free.text) if at is None else at
     assert stopped.token_ids == free.token_ids[:tokens]
@@ -89,7 +87,7 @@ def assert_only_cut(
 
 
 @pytest.mark.slow
-@fuzz(60)
+@fuzz(30)
 @given(data=st.data())
 def test_a_stop_only_cuts(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """For every method and rule: texts that stand anywhere in the answer, special tokens, and stopping criteria."""
@@ -164,14 +162,15 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 ]
 LIMITED = [
     *((architecture, method, {}) for architecture in ("llama", "gemma3_text", "qwen3") for method in METHODS),
-    *((architecture, *settings) for architecture in ("llama", "mamba", "gpt_neo") for settings in SETTINGS),
+    *(("llama", *settings) for settings in SETTINGS),
+    *(("mamba", *settings) for settings in SETTINGS[2:5]),
+    ("gpt_neo", *SETTINGS[5]),
 ]
 
 
 @cache
 def limited(architecture: str, **overrides: int) -> CocoaEngine:
-    model = tiny_model(architecture, seed=1, **overrides)
-    return CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
+    return engine_of(tiny_model(architecture, seed=1, **overrides))
 
 
 def prompts() -> list[list[int]]:
@@ -188,7 +187,7 @@ def test_the_first_tokens_do_not_depend_on_the_limit(
     config = config_of(method, engine.model, tmp_path, **BRANCHING, **settings)
     whole = [engine.generate(prompt, config=config) for prompt in prompts()]
     assert any(len(answer.token_ids) > 8 for answer in whole) or config.stop
-    for most in (1, 4, 13, LONGEST - 1):
+    for most in (1, 4, 13):
         shorter = config.replace(max_new_tokens=most)
         batch = engine.generate_batch(prompts(), config=shorter)
         for prompt, answer, in_batch in zip(prompts(), whole, batch, strict=True):
@@ -267,34 +266,3 @@ def test_an_end_token_that_comes_at_once() -> None:
     for rule, first in (("sum", {40, EOS}), ("greedy_end", {40})):
         sampled = (engine.generate(PROMPT, span_log_prob=rule, seed=seed, **settings) for seed in range(12))
         assert {answer.token_ids[0] for answer in sampled} == first
-
-
-def often_an_end(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """An end token competes everywhere, a little less probable than the best token."""
-    scores = scores.clone()
-    scores[:, EOS] = -torch.inf
-    scores[:, EOS] = scores.max(dim=-1).values - 0.3
-    return scores
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["llama", "mamba"])
-def test_only_greedy_decoding_ends_an_answer(architecture: str) -> None:
-    engine = engine_of(tiny_model(architecture, seed=1))
-    settings: dict[str, Any] = {"max_new_tokens": 12, "gamma": 0.2, "max_span_tokens": 4, "span_boundary": "fixed"}
-    settings |= {"stop": ("a", "er", "on"), "logits_processor": often_an_end, "alpha": 0.0}
-    excluded = by_sum = 0
-    for prompt in prompts():
-        answer = engine.generate(prompt, span_log_prob="greedy_end", **settings)
-        assert EOS not in answer.token_ids
-        for span in answer.spans:
-            if span.chosen is None:
-                continue
-            one = span.candidates[span.chosen]
-            assert one.is_greedy or not one.ends_answer
-            allowed = may_be_kept("greedy_end", [candidate.ends_answer for candidate in span.candidates])
-            assert one.score == max(each.score for each, may in zip(span.candidates, allowed, strict=True) if may)
-            excluded += one.score < max(candidate.score for candidate in span.candidates)
-        by_sum += EOS in engine.generate(prompt, span_log_prob="sum", **settings).token_ids
-    assert excluded
-    assert by_sum

@@ -23,11 +23,11 @@ from cocoa_engine.confined import FORKS
 from cocoa_engine.decoding.grammar import GrammarProcessor
 from cocoa_engine.errors import WorkerError
 from tests.helpers.in_threads import join, start, wait_until
+from tests.helpers.paths import ROOT
 from tests.helpers.tiny_models import tiny_tokenizer
 
 pytestmark = pytest.mark.skipif(not FORKS, reason="limits need forked processes")
 
-ROOT = Path(__file__).parent.parent.parent
 TOKENIZER = tiny_tokenizer()
 BURNING = {"type": "integer", "multipleOf": 99999989}
 CHAIN = "\n".join(["start: r0", *(f'r{at}: "a" r{at + 1}' for at in range(50_000)), 'r50000: "z"'])
@@ -57,7 +57,6 @@ def letter_processor(letter: str) -> GrammarProcessor:
 
 
 def first_letter(processor: GrammarProcessor) -> str:
-    """The only letter that it allows first."""
     allowed = processor(torch.empty(1, 0, dtype=torch.long), torch.zeros(1, len(TOKENIZER)))
     return str(TOKENIZER.decode(allowed[0].argmax()))
 
@@ -184,7 +183,6 @@ def test_copies_share_the_compiled_grammar_and_leave_it_usable() -> None:
 
 @pytest.fixture
 def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process has been begun yet."""
     monkeypatch.setattr(confined, "_server", None)
     monkeypatch.setattr(confined, "_spares", [])
 

@@ -16,49 +16,70 @@ from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Generation, NonFinit
 from cocoa_engine.decoding.next_tokens import next_tokens, row_statistics
 from cocoa_engine.execution.backends import KINDS
 from tests.helpers.alike import answers, near
-from tests.helpers.backends import WANTED, made
+from tests.helpers.backends import LINEAR_BACKENDS, made
 from tests.helpers.engines import prompt as random_prompt
+from tests.helpers.inside import use_backend
 from tests.helpers.libraries import needs_kernels
 from tests.helpers.rivals import config_of
 from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 
-LOGITS = st.lists(st.floats(-60, 60, width=32) | st.just(-math.inf), min_size=2, max_size=40).filter(
-    lambda values: any(value > -math.inf for value in values)
-)
+NATIVE = [pytest.param(True, marks=needs_kernels), False]
 
 
-@given(LOGITS)
-def test_entropy_and_margin_are_those_of_float64(values: list[float]) -> None:
-    logits = torch.tensor([values])
-    allowed = torch.tensor([value for value in values if value > -math.inf], dtype=torch.float64).log_softmax(0)
-    best = allowed.sort(descending=True)[0]
-    (row,) = next_tokens(logits, 2)
-    assert row is not None
-    assert row.entropy == pytest.approx(-(allowed.exp() * allowed).sum().item(), abs=1e-4)
-    assert 0 <= row.entropy <= math.log(len(values)) + 1e-4
-    assert row.margin == pytest.approx((best[0] - best[1]).item() if len(best) > 1 else math.inf, abs=1e-4)
-    assert row.log_probs[0] == pytest.approx(best[0].item(), abs=1e-4)
+@pytest.mark.parametrize("native", NATIVE)
+@given(st.data())
+def test_they_are_those_of_float64(native: bool, data: st.DataObject) -> None:
+    """Also with equal logits and forbidden tokens."""
+    pick, seed = data.draw, data.draw(st.integers(0, 1000))
+    rows, vocabulary = pick(st.integers(1, 5)), pick(st.integers(1, 400) | st.just(9000))
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, vocabulary + pick(st.integers(0, 20)), generator=generator)[:, :vocabulary]
+    logits = logits * pick(st.sampled_from([0.0, 0.3, 3.0, 40.0]))
+    logits = (logits.round() if seed % 2 else logits).to(pick(st.sampled_from([torch.float32, torch.bfloat16])))
+    hidden = torch.rand(rows, vocabulary, generator=generator) < pick(st.sampled_from([0.0, 0.5, 0.99]))
+    hidden[:, seed % vocabulary] = False
+    logits.masked_fill_(hidden, -torch.inf)
+    exact, count = logits.double().log_softmax(dim=1), pick(st.integers(1, 9))
+    tokens = next_tokens(logits, count, native=native)
+    assert tokens[:1] == next_tokens(logits[:1], count, native=native)  # to the bit, whatever is beside it
+    for each, row, log_probs in zip(tokens, logits.tolist(), exact, strict=True):
+        assert each is not None
+        allowed = [token_id for token_id in range(vocabulary) if row[token_id] > -math.inf]
+        allowed.sort(key=lambda token_id: (-row[token_id], token_id))
+        assert list(each.token_ids) == allowed[:count]
+        assert each.log_probs == pytest.approx(log_probs[allowed[:count]].tolist(), abs=1e-5)
+        kept = log_probs[allowed]
+        assert each.entropy == pytest.approx(-(kept.exp() * kept).sum().item(), abs=1e-5)
+        assert 0 <= each.entropy <= math.log(vocabulary) + 1e-5
+        if count > 1:
+            margin = (kept[0] - kept[1]).item() if len(kept) > 1 else math.inf
+            assert each.margin == pytest.approx(margin, abs=1e-5)
 
 
-def test_rows_with_one_allowed_token_and_without_any() -> None:
-    """One token has no entropy and an infinite margin."""
-    logits = torch.full((4, 50), -math.inf)
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("lead", [9.0, 14.0, 17.0])
+def test_many_improbable_tokens_are_not_lost_beside_a_probable_one(lead: float, native: bool) -> None:
+    logits = torch.zeros(1, 50_000)
+    logits[0, 4321] = lead
+    (found,) = next_tokens(logits, 2, native=native)
+    log_probs = logits.double().log_softmax(dim=1)[0]
+    assert found is not None
+    assert found.log_probs == pytest.approx(log_probs[[4321, 0]].tolist(), abs=3e-6)
+    assert found.entropy == pytest.approx(-(log_probs.exp() * log_probs).sum().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("vocabulary", [8, 100])
+def test_rows_with_one_allowed_token_and_without_any(vocabulary: int, native: bool) -> None:
+    logits = torch.full((6, vocabulary), -math.inf)
     logits[0, 7], logits[2, 2], logits[3, 0] = 3.0, math.nan, math.inf
-    row, *others = next_tokens(logits, 2)
+    logits[4:] = torch.randn(2, vocabulary)
+    logits[4, -1] = math.nan
+    row, *others, good = next_tokens(logits, 2, native=native)
     assert row is not None
     assert (row.token_ids, row.log_probs, row.entropy, row.margin) == ((7,), (0.0,), 0.0, math.inf)
-    assert others == [None, None, None]
-
-
-def test_rows_with_forbidden_tokens_leave_the_others_alone() -> None:
-    logits = torch.randn(5, 70, generator=torch.Generator().manual_seed(1)) * 8
-    mixed, others = logits.clone(), [0, 1, 3, 4]
-    mixed[2, 3:] = -math.inf
-    (plain_sum, plain_entropy), (log_sum, entropy) = (row_statistics(of, of.amax(dim=1)) for of in (logits, mixed))
-    assert torch.allclose(log_sum, mixed.logsumexp(dim=1), rtol=1e-5)
-    assert torch.equal(log_sum[others], plain_sum[others])
-    assert torch.equal(entropy[others], plain_entropy[others])
-    assert 0 <= entropy[2] <= math.log(3)
+    assert others == [None] * 4
+    assert good is not None
 
 
 def test_a_whole_vocabulary_is_summed_exactly_and_a_near_certain_token_keeps_its_small_entropy() -> None:
@@ -144,19 +165,11 @@ def test_equal_logits_of_given_texts_are_ranked_by_id(linears: Any) -> None:
     assert [*map(ids, alone)] == [*map(ids, together)]
 
 
-@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_kernels), False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_last_of_the_most_probable_tokens_is_the_lowest_id_among_equals(native: bool, dtype: torch.dtype) -> None:
-    logits = torch.zeros(3, 400, dtype=dtype)
-    logits[0, [3, 399]] = 2.0
-    logits[1, :] = -torch.inf
-    logits[1, [5, 9, 300]] = 1.0
-    logits[2, 100:200] = 1.0
-    rows = next_tokens(logits, 4, native=native)
-    assert [row and row.token_ids for row in rows] == [(3, 399, 0, 1), (5, 9, 300), (100, 101, 102, 103)]
-
-
-RUNTIMES: list[dict[str, Any]] = [{"linears": "native"}, {"linears": "stock"}, {"forward": "modules"}]
+WAYS: list[Any] = [
+    (None, None),
+    ("lean", LINEAR_BACKENDS[0]),
+    *((kind, "stock") for kind in KINDS if kind != "static_lean"),
+]
 
 
 def overflowing(part: str) -> Any:
@@ -168,27 +181,22 @@ def overflowing(part: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES, ids=str)
+@pytest.mark.parametrize(("kind", "linears"), WAYS)
 @pytest.mark.parametrize("part", ["embed_tokens", "down_proj", "v_proj", "gate_proj"])
-def test_an_overflow_is_an_error(part: str, runtime: dict[str, Any]) -> None:
+def test_an_overflow_is_an_error(part: str, kind: str | None, linears: Any) -> None:
     """The states are finite, but their mean square is not: torch's norm makes them 0, and all logits equal."""
-    engine = CocoaEngine(overflowing(part), tiny_tokenizer(), runtime=Runtime(**runtime))
+    model = overflowing(part)
+    engine = CocoaEngine(model, tiny_tokenizer())
+    if kind is not None:
+        use_backend(engine, made(model, kind, linears))
     for message, call in (
         ("token 5 of the sequence", lambda: engine.generate([5, 6, 7, 20, 30], max_new_tokens=4)),
         ("token 2 of the sequence", lambda: next(engine.stream([5, 6]))),
         ("text to score", lambda: engine.score([5, 6], [7, 8])),
-        ("texts to score", lambda: engine.score([5, 6], [[7, 8], [9]])),
+        ("text to score" if kind == "recompute" else "texts to score", lambda: engine.score([5, 6], [[7, 8], [9]])),
     ):
         with pytest.raises(NonFiniteLogitsError, match=message):
             call()
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "static_lean"])
-def test_an_overflow_is_noticed_by_each_backend(kind: str) -> None:
-    backend = made(overflowing("embed_tokens"), kind, "stock").backend
-    (tree,) = backend.open([[5, 6, 7]], 4, WANTED)
-    assert next_tokens(backend.prefill(tree)[None], 3) == [None]
-    assert next_tokens(backend.step([(tree, [(8,), (9,)])])[0].logits, 3) == [None, None]
 
 
 COUNT = 5

@@ -186,7 +186,7 @@ def test_paths_and_commands_in_code_and_messages_exist() -> None:
     made_up = (
         Path(__file__),
         ROOT / "tests/model/test_gguf_model.py",
-        ROOT / "tests/integrations/shared/test_mark_places.py",
+        ROOT / "tests/integrations/shared/test_marks_and_markers.py",
         ROOT / "tests/integrations/ray/test_ray_settings.py",
     )
     texts = {name_of(path): path.read_text(encoding="utf-8") for path in TEXTS if path not in made_up}

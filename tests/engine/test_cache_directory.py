@@ -20,8 +20,8 @@ from cocoa_engine.model import gguf_tokenizer, weight_identity
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.loading import load_pretrained
+from tests.helpers.family_gguf import write_tiny_gguf
 from tests.helpers.processes import limited, python
-from tests.helpers.small_gguf import write_tiny_gguf
 from tests.helpers.tiny_models import tiny_model
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs owners and rights of files")
@@ -65,9 +65,6 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, platform: str, variables: 
     assert cache_directory() == Path(expected)
 
 
-# --- the rule
-
-
 @pytest.mark.parametrize("level", range(5))
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777, 0o757])
 def test_every_folder_on_the_way_counts(tmp_path: Path, level: int, mode: int) -> None:
@@ -106,7 +103,6 @@ def test_another_user_s_file_folder_or_link_is_not_private(tmp_path: Path) -> No
 
 
 def test_links_that_others_can_exchange_are_not_followed(tmp_path: Path) -> None:
-    """Wherever in a chain of links."""
     shared, mine = tmp_path / "shared", tmp_path / "mine"
     for folder in (shared, mine):
         folder.mkdir()
@@ -142,8 +138,6 @@ def test_folders_are_closed_to_others_from_the_cache_directory_on(cache: Path, c
     assert is_private(private_folder(cache / "a"))
     assert cache.stat().st_mode & 0o7777 == 0o1777
 
-
-# --- all that is kept
 
 Kept = tuple[Path, Callable[[], Any]]
 """A file of the cache, and what reads it; that returns `None` where it is not used."""
@@ -202,38 +196,27 @@ def test_what_others_could_have_written_or_exchanged_is_not_used(
         assert read() is not None
 
 
-# --- models, where the cache directory cannot be private
-
-
 needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+ELSEWHERE = "~nobody-of-that-name/cache"
+REFUSED = pytest.param("/proc/cocoa", marks=needs_proc)  # root too, and not for its rights, as in a read-only system
 
 
-@pytest.mark.parametrize(
-    "spoiled",
-    [
-        "above is open",
-        pytest.param("another user's", marks=as_root),
-        "nobody's",
-        pytest.param("/proc", marks=needs_proc),
-    ],
-)
+@pytest.mark.parametrize("place", ["above is open", pytest.param("another user's", marks=as_root), ELSEWHERE, REFUSED])
 def test_models_load_whatever_the_cache_directory_is(
-    spoiled: str, cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    place: str, cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     """Without a home, the tokenizer is kept with temporary files; where nobody can keep it, it is made each time."""
     monkeypatch.setattr(tempfile, "tempdir", str(file.parent))
-    if spoiled == "above is open":
+    if place == "above is open":
         cache.parent.chmod(0o777)
-    elif spoiled == "another user's":
+    elif place == "another user's":
         cache.mkdir()
         os.chown(cache, 12345, 12345)
-    elif spoiled == "nobody's":
-        monkeypatch.setenv(CACHE_VARIABLE, "~nobody-of-that-name/cache")
-    else:  # where root too is refused, and not for its rights, as in a read-only system
-        monkeypatch.setenv(CACHE_VARIABLE, "/proc/cocoa")
+    else:
+        monkeypatch.setenv(CACHE_VARIABLE, place)
     for _ in range(2):
         assert load_pretrained(file)[1].encode("hello")
-    is_elsewhere = spoiled == "nobody's"
+    is_elsewhere = place == ELSEWHERE
     assert (file.parent / f"cocoa-engine-{os.geteuid()}" / "gguf").exists() == is_elsewhere
     assert ("is not kept, and is made again at each start" in caplog.text) == (not is_elsewhere)
 
@@ -248,18 +231,15 @@ def test_another_user_loads_below_an_open_folder_of_root(cache: Path, file: Path
     python(f"""
 import os, tempfile
 from pathlib import Path
-from cocoa_engine.model.loading import load_pretrained
+from cocoa_engine.model.loading import load_tokenizer
 folder = Path(tempfile.mkdtemp())
 os.chown(folder, 12345, 12345)
 (folder / "tiny.gguf").write_bytes(Path({str(file)!r}).read_bytes())
-load_pretrained(folder / "tiny.gguf")  # the files of libraries may be readable by root alone
+load_tokenizer(str(folder / "tiny.gguf"), {{}})  # the files of libraries may be readable by root alone
 os.setgid(12345)
 os.setuid(12345)
-assert load_pretrained(folder / "tiny.gguf")[1].encode("hello")
+assert load_tokenizer(str(folder / "tiny.gguf"), {{}}).encode("hello")
 """)
-
-
-# --- a full disk
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -37,6 +37,11 @@ CALLS: dict[str, Ask] = {
     ),
     "stream": lambda engine, ids, **options: answers(engine.stream(ids, **options)),
 }
+SCORES: dict[str, Ask] = {
+    "score": lambda engine, ids, **options: engine.score(ids, [7, 8, 9], **options),
+    "score_many": lambda engine, ids, **options: engine.score(ids, [[7, 8, 9], [9, 8]], **options),
+    "score_divided": lambda engine, ids, **options: engine.score(ids, [7, 8, 9], divide=True, **options),
+}
 each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 
 
@@ -45,7 +50,7 @@ def test_a_waiting_call_leaves_the_queue_and_its_place_in_it_is_free(call: Ask) 
     engine = engine_of(tiny_model("llama"), max_batch_size=1, max_queue=2)
     expected = engine.generate(prompt(3), max_new_tokens=4)
     held, cancellation = Held(engine), Cancellation()
-    outcome: list[Any] = []
+    outcome = list[Any]()
     waiting = [start(partial(call, engine, prompt(n), cancellation=cancellation), outcome) for n in (1, 2)]
     wait_until(lambda: calls_waiting(engine) == 2)
     cancellation.cancel()
@@ -57,8 +62,7 @@ def test_a_waiting_call_leaves_the_queue_and_its_place_in_it_is_free(call: Ask) 
     wait_until(lambda: calls_waiting(engine) == 2)
     held.let_go()
     join(others)
-    for answer in later:
-        assert_alike(answer, expected)
+    assert_all_alike(later, [expected] * 2)
     assert_idle(engine)
 
 
@@ -80,7 +84,7 @@ def test_those_behind_a_cancelled_call_keep_their_order() -> None:
     assert_idle(engine)
 
 
-def test_a_call_that_is_cancelled_as_it_is_given_a_place_hands_it_on() -> None:
+def test_a_call_that_is_cancelled_as_it_is_given_a_place_hands_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, cancellation = scheduler_file.Scheduler(1, 10), Cancellation()
     scheduler.enter()
 
@@ -90,22 +94,19 @@ def test_a_call_that_is_cancelled_as_it_is_given_a_place_hands_it_on() -> None:
             cancellation.cancel()
             return super().wait(timeout)
 
-    event, scheduler_file.threading.Event = threading.Event, Late  # type: ignore[misc]
-    try:
-        with pytest.raises(RequestCancelledError):
-            scheduler.enter(cancellation=cancellation)
-    finally:
-        scheduler_file.threading.Event = event  # type: ignore[misc]
+    monkeypatch.setattr(scheduler_file.threading, "Event", Late)
+    with pytest.raises(RequestCancelledError):
+        scheduler.enter(cancellation=cancellation)
     assert (scheduler.running, scheduler.waiting) == (0, 0)
 
 
-@each_call
-def test_what_is_cancelled_before_it_begins_does_no_work(call: Ask) -> None:
+def test_what_is_cancelled_before_it_begins_does_no_work() -> None:
     engine = engine_of(tiny_model("llama"))
     passes, cancellation = record(engine), Cancellation()
     cancellation.cancel()
-    with pytest.raises(RequestCancelledError):
-        call(engine, prompt(0), cancellation=cancellation)
+    for call in (*CALLS.values(), *SCORES.values()):
+        with pytest.raises(RequestCancelledError):
+            call(engine, prompt(0), cancellation=cancellation)
     assert passes == []
     assert_idle(engine)
 
@@ -143,13 +144,6 @@ def test_the_rest_of_a_long_prompt_is_not_read(call: Ask, alone: bool, monkeypat
     assert [type(each) for each in outcome] == [RequestCancelledError]
     assert len(pieces) == 3
     assert_idle(engine)
-
-
-SCORES: dict[str, Ask] = {
-    "score": lambda engine, ids, **options: engine.score(ids, [7, 8, 9], **options),
-    "score_many": lambda engine, ids, **options: engine.score(ids, [[7, 8, 9], [9, 8]], **options),
-    "score_divided": lambda engine, ids, **options: engine.score(ids, [7, 8, 9], divide=True, **options),
-}
 
 
 @pytest.mark.parametrize("kind", ["static_lean", "lean", "modules", "masked_modules", "copied_cache", "recompute"])
@@ -301,30 +295,25 @@ def test_interrupts_reach_nothing_but_the_function() -> None:
     assert interrupted < 300
 
 
-# --- scores, which end before their next forward pass, or the next layer of a long one
-
 TEXTS = [[number, *range(20, 40)] for number in range(10, 19)]
 
 
 class After(Cancellation):
     """Is cancelled when it is asked for the last time of some."""
 
-    def __init__(self, asked: int) -> None:
+    def __init__(self, last: int) -> None:
         super().__init__()
-        self.asked, self.left = 0, asked
+        self.asked, self.last = 0, last
 
     def check(self) -> None:
         self.asked += 1
-        self.left -= 1
-        if self.left == 0:
+        if self.asked == self.last:
             self.cancel()
         super().check()
 
 
 def cancelled_at_each_pass(engine: CocoaEngine, *args: Any, **options: Any) -> int:
     """Score until the end, and cancelled at each of its checks. Returns their number."""
-    with pytest.raises(RequestCancelledError):  # before anything is measured
-        engine.score(*args, cancellation=After(1), **options)
     expected = engine.score(*args, **options)  # the next calls find its prompt in the cache
     whole = After(10**6)
     engine.score(*args, cancellation=whole, **options)
@@ -350,32 +339,27 @@ def test_a_divided_text_ends_while_its_candidates_grow() -> None:
     assert cancelled_at_each_pass(engine, [5, 6, 7], TEXTS[0], divide=True) > 3
 
 
-# --- threads that reach a forward pass while the process ends, without a process that ends
-
 # pytest reports threads that end by SystemExit; Python does not
 SILENT = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
-@pytest.fixture(scope="module")
-def tiny() -> CocoaEngine:
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> CocoaEngine:
+    """Of a process that may end."""
+    monkeypatch.setattr(process_exit, "_ending", False)
     return CocoaEngine(tiny_model("llama"), tiny_tokenizer())
 
 
-@pytest.fixture
-def ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_exit, "_ending", False)
-
-
 @SILENT
-def test_a_daemon_thread_ends_silently(ending: None, tiny: CocoaEngine, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_daemon_thread_ends_silently_and_another_gets_an_error(
+    tiny: CocoaEngine, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A hook that runs later may wait for it."""
-    begun, answers = threading.Event(), 0
+    begun = threading.Event()
 
     def work() -> None:
-        nonlocal answers
         while True:
             tiny.generate([5, 6], max_new_tokens=2)
-            answers += 1
             begun.set()
 
     thread = threading.Thread(target=work, daemon=True)
@@ -383,13 +367,8 @@ def test_a_daemon_thread_ends_silently(ending: None, tiny: CocoaEngine, capfd: p
     assert begun.wait(60)
     process_exit._end_work()
     join([thread])
-    assert answers
     assert not process_exit._depths
     assert capfd.readouterr().err == ""
-
-
-def test_another_thread_gets_an_error(ending: None, tiny: CocoaEngine) -> None:
-    process_exit._end_work()
     for call in (lambda: tiny.generate([5, 6]), lambda: tiny.score([5, 6], [7])):
         with pytest.raises(RequestCancelledError, match="the process is ending"):
             call()
@@ -397,7 +376,7 @@ def test_another_thread_gets_an_error(ending: None, tiny: CocoaEngine) -> None:
 
 
 @SILENT
-def test_no_thread_waits_for_one_that_has_the_model(ending: None, tiny: CocoaEngine) -> None:
+def test_no_thread_waits_for_one_that_has_the_model(tiny: CocoaEngine) -> None:
     """The first one has the lock of the model for several passes, and the second one waits for it."""
     model = tiny.session.model
     waits, ended = threading.Event(), threading.Event()
@@ -416,7 +395,7 @@ def test_no_thread_waits_for_one_that_has_the_model(ending: None, tiny: CocoaEng
             with model.exclusive():
                 passes.append("of the second thread")
 
-    threads = [threading.Thread(target=one, daemon=True) for one in (hold, wait)]
+    threads = [threading.Thread(target=work, daemon=True) for work in (hold, wait)]
     for thread in threads:
         thread.start()
     assert waits.wait(60)

@@ -13,10 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, ConfigError, NonFiniteLogitsError, PromptError
-from cocoa_engine.errors import CalibrationError, ChatTemplateError, UnsupportedModelError
+from cocoa_engine.errors import ChatTemplateError, UnsupportedModelError
 from cocoa_engine.model.loading import read_context_window
-from cocoa_engine.risk import CalibrationWarning
-from tests.helpers.made_up_risk import fitted
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 NAN = float("nan")
@@ -136,6 +134,11 @@ def test_other_arguments(idle: CocoaEngine) -> None:
     for messages in ([], "Hello", [{"content": "no role"}], ["text"], None):
         with pytest.raises(ChatTemplateError):
             idle.chat(messages)  # type: ignore[arg-type]
+    for template, message in ((None, "no chat template"), ("{{ raise_exception('no more') }}", "no more")):
+        tokenizer = tiny_tokenizer()
+        tokenizer.chat_template = template
+        with pytest.raises(ChatTemplateError, match=message):
+            CocoaEngine(idle.model, tokenizer).chat([{"role": "user", "content": "Hi"}])
     with pytest.raises(ConfigError, match="config must be a CocoaConfig, not dict"):
         CocoaEngine(idle.model, idle.tokenizer, config={"alpha": 1})  # type: ignore[arg-type]
 
@@ -150,14 +153,6 @@ def test_callables_that_return_something_else_and_extreme_settings_that_are_surv
     best = engine.generate([5, 6], max_new_tokens=8)
     assert engine.generate([5, 6], max_new_tokens=8, temperature=5e-324, seed=1).token_ids == best.token_ids
     engine.generate([5, 6], max_new_tokens=4, max_candidates=1000)
-
-
-def test_chats_without_a_template_and_with_one_that_refuses() -> None:
-    for template, message in ((None, "no chat template"), ("{{ raise_exception('no more') }}", "no more")):
-        tokenizer = tiny_tokenizer()
-        tokenizer.chat_template = template
-        with pytest.raises(ChatTemplateError, match=message):
-            CocoaEngine(tiny_model("llama"), tokenizer).chat([{"role": "user", "content": "Hi"}])
 
 
 def of_config(maker: Any, kind: str, **fields: Any) -> Any:
@@ -253,16 +248,3 @@ def test_a_window_is_read_from_the_config_alone(tmp_path: Path) -> None:
     assert read_context_window(tmp_path / "none", model_kwargs={"config": config}) == 33
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     assert read_context_window(tmp_path) is None
-
-
-@pytest.mark.slow
-def test_an_engine_with_another_calibrator_shares_the_rest() -> None:
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny")
-    calibrator = fitted(model_name="other", draws=2)
-    with pytest.warns(CalibrationWarning, match="other"):
-        calibrated = engine.with_calibrator(calibrator)
-    assert calibrated.session is engine.session
-    assert (calibrated.calibrator, engine.calibrator) == (calibrator, None)
-    assert calibrated.without_calibrator().calibrator is None
-    with pytest.raises(CalibrationError):
-        engine.with_calibrator("/no/such.json")

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from cocoa_engine import Generation
 from cocoa_engine.execution.backends import Chosen, Path, build
 from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
+from cocoa_engine.execution.forward import trial
 from cocoa_engine.execution.forward.linears import LinearBackend
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
@@ -19,6 +20,7 @@ from tests.helpers.alike import near
 
 PROMPTS = [[5, 9, 40, 77, 12, 150, 3], [200, 201], list(range(30, 60))]
 WANTED = CaptureSpec(2, 4, "post_norm")
+LINEAR_BACKENDS: list[LinearBackend] = ["native", "packed", "transposed", "stock"][trial.obstacle() is not None :]
 
 
 def made(model: PreTrainedModel, kind: str, linear_backend: LinearBackend) -> Chosen:
@@ -52,7 +54,6 @@ def shared(model: PreTrainedModel, kind: str = "lean", linear_backend: LinearBac
 def opened(
     backend: SharedCache, prompt: Sequence[int], reserve_tokens: int = 32, capture: CaptureSpec = WANTED
 ) -> SharedTree:
-    """A prefilled sequence."""
     (tree,) = backend.open([prompt], reserve_tokens, capture)
     backend.prefill(tree)
     return tree

@@ -1,4 +1,4 @@
-"""The type of the fixtures that run the command line, and what a refused command says."""
+"""The type of the fixtures that run the command line, and what becomes of a command."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from collections.abc import Callable
 from typer.testing import Result
 
 Cocoa = Callable[..., Result]
+
+
+def successful(result: Result) -> Result:
+    """The same result, of a command that may not fail."""
+    assert result.exit_code == 0, result.output
+    return result
 
 
 def assert_refused(result: Result, words: str, *, lines: int | None = None) -> None:

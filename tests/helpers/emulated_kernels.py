@@ -49,7 +49,6 @@ class EmulatedKernels:
         return received
 
     def close(self) -> None:
-        """End the process."""
         self._process.communicate(timeout=LIMIT)
         gc.unfreeze()
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
-from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFValueType, GGUFWriter
+from tokenizers import pre_tokenizers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from cocoa_engine.execution.forward.trial import sample_blocks
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer
 
-_WINDOW = 5
+SPECIAL = {"<unk>": 3, "<s>": 3, "</s>": 3, "<|turn|>": 3, "<added>": 4}  # and their types
+TOKENS = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "12"]
+"""The vocabulary of the families with byte-level tokens. The others have that of ``sentencepiece_like_tokenizer``."""
+BYTE_LEVEL = ("llama", "qwen2", "qwen3")
+
 _SIZES: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -30,6 +36,29 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 0,
     "pad_token_id": 2,
 }
+_KEYS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "head_dim": "attention.key_length",
+    "sliding_window": "attention.sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+}
+"""What a file says of the settings of a model that are given and not None."""
+
+_WINDOW = 5
 _ROPE = {"rope_type": "default", "rope_theta": 20_000.0}
 _LONG = {
     "rope_type": "longrope",
@@ -39,99 +68,46 @@ _LONG = {
     "original_max_position_embeddings": 8,
     "attention_factor": 1.25,
 }
-
-Settings = Callable[[GGUFWriter, Any], None]
-
-
-def _head_dim(writer: GGUFWriter, config: Any) -> None:
-    writer.add_key_length(config.head_dim)
-
-
-def _window(writer: GGUFWriter, config: Any) -> None:
-    writer.add_sliding_window(config.sliding_window or 0)
-
-
-def _phi3(writer: GGUFWriter, config: Any) -> None:
-    rope = config.rope_parameters
-    writer.add_rope_dimension_count(int(16 * rope.get("partial_rotary_factor", 1.0)))
-    writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
-    _window(writer, config)
-    if rope["rope_type"] == "longrope":
-        writer.add_rope_scaling_attn_factors(rope["attention_factor"])
-        writer.add_tensor("rope_factors_long.weight", np.array(rope["long_factor"], dtype=np.float32))
-        writer.add_tensor("rope_factors_short.weight", np.array(rope["short_factor"], dtype=np.float32))
-
-
-def _gemma2(writer: GGUFWriter, config: Any) -> None:
-    _head_dim(writer, config)
-    _window(writer, config)
-    writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
-    writer.add_final_logit_softcapping(config.final_logit_softcapping)
-
-
-def _gemma3(writer: GGUFWriter, config: Any) -> None:
-    _head_dim(writer, config)
-    _window(writer, config)
-    rope = config.rope_parameters["full_attention"]
-    if rope["rope_type"] == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(rope["factor"])
-
-
-def _granite(writer: GGUFWriter, config: Any) -> None:
-    writer.add_attention_scale(config.attention_multiplier)
-    writer.add_embedding_scale(config.embedding_multiplier)
-    writer.add_residual_scale(config.residual_multiplier)
-    writer.add_logit_scale(config.logits_scaling)
-
-
-def _qwen3_moe(writer: GGUFWriter, config: Any) -> None:
-    _head_dim(writer, config)
-    writer.add_expert_count(config.num_experts)
-    writer.add_expert_used_count(config.num_experts_per_tok)
-    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if not config.norm_topk_prob:
-        writer.add_expert_weights_norm(False)
-
-
-_QWEN3_MOE = {
-    "head_dim": 16,
-    "num_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 32,
-    "norm_topk_prob": True,
-}
-_GRANITE = {
-    "attention_multiplier": 0.3,
-    "embedding_multiplier": 12.0,
-    "residual_multiplier": 0.22,
-    "logits_scaling": 8.0,
-}
+_PHI3 = {"rope.dimension_count": 16, "rope.scaling.original_context_length": 4096}
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_QWEN3_MOE = {"head_dim": 16, "norm_topk_prob": True, **_EXPERTS}
+_GRANITE = {"attention_multiplier": 0.3, "embedding_multiplier": 12.0, "residual_multiplier": 0.22}
 _GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": _WINDOW}
+_LOCAL = {"rope_type": "default", "rope_theta": 10_000.0}  # its files do not say it
 
-FAMILIES: dict[str, tuple[MODEL_ARCH, dict[str, Any], Settings | None]] = {
-    "mistral": (MODEL_ARCH.LLAMA, {"head_dim": 16, "sliding_window": None}, _head_dim),
-    "mistral-window": (MODEL_ARCH.LLAMA, {"head_dim": 16, "sliding_window": _WINDOW}, _window),
-    "phi3": (MODEL_ARCH.PHI3, {"sliding_window": _WINDOW}, _phi3),
+_YARN = {"factor": 16.0, "original_max_position_embeddings": 8, "beta_fast": 32.0, "beta_slow": 1.0}
+_MINISTRAL = {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+_YARN_KEYS = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 16.0,
+    "rope.scaling.original_context_length": 8,
+    "rope.scaling.yarn_beta_fast": 32.0,
+    "rope.scaling.yarn_beta_slow": 1.0,
+    "rope.scaling.yarn_log_multiplier": 1.0,
+    "attention.temperature_scale": 0.1,
+}
+
+FAMILIES: dict[str, tuple[MODEL_ARCH, dict[str, Any], dict[str, Any]]] = {
+    "llama": (MODEL_ARCH.LLAMA, {"head_dim": 16}, {}),
+    "qwen2": (MODEL_ARCH.QWEN2, {}, {}),
+    "qwen3": (MODEL_ARCH.QWEN3, {"head_dim": 16}, {}),
+    "mistral": (MODEL_ARCH.LLAMA, {"head_dim": 16, "sliding_window": None}, {}),
+    "mistral-window": (MODEL_ARCH.LLAMA, {"head_dim": 16, "sliding_window": _WINDOW}, {"attention.key_length": None}),
+    "phi3": (MODEL_ARCH.PHI3, {"sliding_window": _WINDOW}, _PHI3),
     "phi3-part": (
         MODEL_ARCH.PHI3,
         {"sliding_window": None, "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}},
-        _phi3,
+        {**_PHI3, "rope.dimension_count": 8},
     ),
     "phi3-long": (
         MODEL_ARCH.PHI3,
         {"sliding_window": None, "rope_parameters": _LONG, "original_max_position_embeddings": 8},
-        _phi3,
+        {**_PHI3, "rope.scaling.original_context_length": 8, "rope.scaling.attn_factor": 1.25},
     ),
     "gemma2": (
         MODEL_ARCH.GEMMA2,
-        {
-            **_GEMMA,
-            "attn_logit_softcapping": 3.0,
-            "final_logit_softcapping": 5.0,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},  # its files do not say it
-        },
-        _gemma2,
+        {**_GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0, "rope_parameters": _LOCAL},
+        {"rope.freq_base": None},
     ),
     "gemma3": (
         MODEL_ARCH.GEMMA3,
@@ -140,91 +116,136 @@ FAMILIES: dict[str, tuple[MODEL_ARCH, dict[str, Any], Settings | None]] = {
             "num_hidden_layers": 7,
             "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 20_000.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+                "sliding_attention": _LOCAL,
             },
         },
-        _gemma3,
+        {},
     ),
-    "granite": (MODEL_ARCH.GRANITE, _GRANITE, _granite),
-    "granite-plain": (MODEL_ARCH.GRANITE, {"attention_multiplier": 0.25}, None),
-    "olmo2": (MODEL_ARCH.OLMO2, {}, None),
-    "qwen3moe": (MODEL_ARCH.QWEN3MOE, _QWEN3_MOE, _qwen3_moe),
+    "granite": (MODEL_ARCH.GRANITE, {**_GRANITE, "logits_scaling": 8.0}, {}),
+    "granite-plain": (MODEL_ARCH.GRANITE, {"attention_multiplier": 0.25}, {"attention.scale": None}),
+    "olmo2": (MODEL_ARCH.OLMO2, {}, {}),
+    "smollm3": (MODEL_ARCH.SMOLLM3, {"num_hidden_layers": 5}, {}),
+    "ministral3": (
+        MODEL_ARCH.MISTRAL3,
+        {"head_dim": 32, "rope_parameters": {**_ROPE, **_YARN, **_MINISTRAL}},
+        _YARN_KEYS,
+    ),
+    "glm4": (
+        MODEL_ARCH.GLM4,
+        {"head_dim": 32, "attention_bias": True, "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}},
+        {"rope.dimension_count": 16},
+    ),
+    "seed_oss": (MODEL_ARCH.SEED_OSS, {"head_dim": 32, "attention_bias": True}, {}),
+    "ernie4_5": (MODEL_ARCH.ERNIE4_5, {"head_dim": 16}, {}),
+    "hunyuan_v1_dense": (MODEL_ARCH.HUNYUAN_DENSE, {"head_dim": 32}, {}),
+    "qwen3moe": (MODEL_ARCH.QWEN3MOE, _QWEN3_MOE, {}),
     "qwen3moe-mixed": (
         MODEL_ARCH.QWEN3MOE,
         {**_QWEN3_MOE, "norm_topk_prob": False, "mlp_only_layers": [1]},
-        _qwen3_moe,
+        {"expert_weights_norm": False},
     ),
 }
-"""By name: gguf's architecture, the settings beside the common ones, and what writes them."""
+"""By name: gguf's architecture, the settings beside the common ones, and keys that these do not tell."""
+
+UNPACKED: dict[str, tuple[MODEL_ARCH, dict[str, Any], dict[str, Any]]] = {
+    "lfm2": (
+        MODEL_ARCH.LFM2,
+        {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False, "norm_eps": 1e-5},
+        {"attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3},
+    )
+}
+"""Those that transformers unpacks."""
 
 _MODEL_TYPES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
-_PAIRS = (MODEL_ARCH.LLAMA, MODEL_ARCH.GRANITE)  # query and key rows in llama.cpp's rotary layout
+# whose heads are in llama.cpp's rotary layout
+_PAIRS = ("llama", "mistral", "mistral-window", "granite", "granite-plain", "smollm3", "ministral3")
 _OFFSET = (MODEL_ARCH.GEMMA2, MODEL_ARCH.GEMMA3)  # weights of norms stored with 1 added
 
 
+@torch.no_grad()
 def write_family(
-    path: Path, name: str, kind: str, *, tied: bool = True, experts: Sequence[str] = (), **overrides: Any
+    path: Path,
+    family: str,
+    kind: str,
+    *,
+    tied: bool = True,
+    experts: Sequence[str] = (),
+    norms: str = "F32",
+    tensors: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    tensors_in_part: int = 0,
+    pre: str = "qwen2",
+    special: Mapping[str, int] = SPECIAL,
+    ids: Mapping[str, int] = MappingProxyType({"bos": 1, "eos": 2, "eot": 3}),
+    template: str | None = None,
+    metadata: Mapping[str, Any] = MappingProxyType({}),
+    **overrides: Any,
 ) -> PreTrainedModel:
     """Write a model as llama.cpp's converter does, and return it with the numbers that the file holds.
 
     Args:
         path: the file.
-        name: one of :data:`FAMILIES`.
+        family: one of :data:`FAMILIES` or :data:`UNPACKED`.
         kind: gguf's type of the matrices.
         tied: the output layer has the embeddings' weights. It always has in Gemma 2.
         experts: gguf's types of the experts' gate, input and output, if they have others.
+        norms: gguf's type of the vectors. A file with others than F32 is unpacked by transformers.
+        special: the first five byte-level tokens, with their types. ``pre`` is their rule.
+        ids: those that keys of the file name.
+        metadata: keys that replace those of the file, or are added; ``None`` takes one out.
         overrides: further fields of the model's config.
     """
-    architecture, settings, add = FAMILIES[name]
-    tokenizer = sentencepiece_like_tokenizer()
+    architecture, settings, own = (FAMILIES | UNPACKED)[family]
+    tokenizer = _byte_level(pre, special, ids) if family in BYTE_LEVEL else _sentencepiece()
     options = {**_SIZES, "rope_parameters": dict(_ROPE), **settings, **overrides}
-    options |= {"vocab_size": len(tokenizer), "tie_word_embeddings": tied or name == "gemma2"}
-    model_type = name.partition("-")[0]
+    options |= {"vocab_size": len(tokenizer["tokens"]), "tie_word_embeddings": tied or family == "gemma2"}
+    model_type = family.partition("-")[0]
     config = AutoConfig.for_model(_MODEL_TYPES.get(model_type, model_type), **options)
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
-    writer = GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    if architecture != MODEL_ARCH.GEMMA2:
-        rope = config.rope_parameters
-        writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    if add is not None:
-        add(writer, config)
-    _write_tokenizer(writer, tokenizer)
+    prefix = gguf.MODEL_ARCH_NAMES[architecture]
+    writer = GGUFWriter(path, prefix, split_max_tensors=tensors_in_part)
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    keys = {key: options[name] for name, key in _KEYS.items() if name in options} | {
+        "rope.freq_base": rope["rope_theta"]
+    }
+    if architecture == MODEL_ARCH.PHI3:
+        keys["attention.sliding_window"] = config.sliding_window or 0
+    if rope["rope_type"] == "linear":
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
+    every = {f"{prefix}.{key}": value for key, value in (keys | own).items()}
+    every |= {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()}
+    for key, value in {**every, "tokenizer.chat_template": template, **metadata}.items():
+        if value is not None:
+            is_count = type(value) is int and value >= 0
+            writer.add_key_value(key, value, GGUFValueType.UINT32 if is_count else GGUFValueType.get_type(value))
+    for length in ("long", "short") if rope["rope_type"] == "longrope" else ():
+        writer.add_tensor(f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], dtype=np.float32))
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor.numpy())
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     dense = gguf.get_tensor_name_map(MODEL_ARCH.QWEN3, config.num_hidden_layers)  # layers without experts among others
     inner = getattr(config, "moe_intermediate_size", 0)
     for path_of, parameter in model.named_parameters():
-        with torch.no_grad():
-            if path_of.endswith("norm.weight"):
-                nn.init.uniform_(parameter, -0.5, 0.5)
-                parameter += architecture not in _OFFSET
-            module, _, attribute = path_of.rpartition(".")
-            heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-            heads_of = heads.get(module.rpartition(".")[2]) if architecture in _PAIRS else None
-            if path_of.endswith(("experts.gate_up_proj", "experts.down_proj")):
-                parts = {"gate_proj": parameter[:, :inner], "up_proj": parameter[:, inner:]}
-                for part, weight in parts.items() if attribute == "gate_up_proj" else [(attribute, parameter)]:
-                    name = f"{names.get_name(f'{module}.{part}')}.weight"
-                    of = dict(zip(("gate_proj", "up_proj", "down_proj"), experts, strict=False)).get(part, kind)
-                    weight.copy_(torch.from_numpy(_add_tensor(writer, name, weight.numpy(), of, None)))
-                continue
-            exact = _add_tensor(
-                writer,
-                f"{names.get_name(module) or dense.get_name(module)}.{attribute}",
-                parameter.numpy() + (path_of.endswith("norm.weight") and architecture in _OFFSET),
-                kind,
-                heads_of,
-            )
-            if parameter.dim() == 2:
-                parameter.copy_(torch.from_numpy(exact))
+        is_norm = path_of.endswith("norm.weight")
+        if is_norm:
+            nn.init.uniform_(parameter, -0.5, 0.5)
+            parameter += architecture not in _OFFSET
+        module, _, attribute = path_of.rpartition(".")
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        heads_of = heads.get(module.rpartition(".")[2]) if family in _PAIRS else None
+        if path_of.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            parts = {"gate_proj": parameter[:, :inner], "up_proj": parameter[:, inner:]}
+            for part, weight in parts.items() if attribute == "gate_up_proj" else [(attribute, parameter)]:
+                name = f"{names.get_name(f'{module}.{part}')}.weight"
+                of = dict(zip(("gate_proj", "up_proj", "down_proj"), experts, strict=False)).get(part, kind)
+                weight.copy_(torch.from_numpy(_add_tensor(writer, name, weight.numpy(), of, None, norms)))
+            continue
+        name = f"{names.get_name(module) or dense.get_name(module)}.{attribute}"
+        weight = parameter.numpy() + (is_norm and architecture in _OFFSET)
+        exact = _add_tensor(writer, name, weight, kind, heads_of, norms)
+        if parameter.dim() == 2:
+            parameter.copy_(torch.from_numpy(exact))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -232,13 +253,49 @@ def write_family(
     return model  # type: ignore[no-any-return]
 
 
-def _add_tensor(writer: GGUFWriter, name: str, weight: np.ndarray, kind: str, heads: int | None) -> np.ndarray:
+def write_tiny_gguf(path: Path) -> None:
+    """A Llama whose tokens are letters, with a chat template."""
+    ids = {"bos": 1, "eos": 2, "padding": 2, "unknown": 0}
+    sizes = {"llama.vocab_size": len(TOKENS)}
+    write_family(path, "llama", "Q4_1", pre="smollm", ids=ids, template="{{ messages }}", metadata=sizes)
+
+
+def _byte_level(pre: str, special: Mapping[str, int], ids: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": [*special, *TOKENS[5:]],
+        "token_type": [*special.values()] + [1] * (len(TOKENS) - 5),
+        "merges": ["h e", "1 2"],
+        **{f"{name}_token_id": token_id for name, token_id in ids.items()},
+    }
+
+
+def _sentencepiece() -> dict[str, Any]:
+    tokenizer = sentencepiece_like_tokenizer()
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    return {
+        "model": "llama",
+        "tokens": tokens,
+        "scores": [-float(number) for number in range(len(tokens))],
+        "token_type": [3, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259),
+        "bos_token_id": 1,
+        "eos_token_id": 0,
+        "padding_token_id": 2,
+    }
+
+
+def _add_tensor(
+    writer: GGUFWriter, name: str, weight: np.ndarray, kind: str, heads: int | None, norms: str
+) -> np.ndarray:
     """Add a tensor, and return its numbers as the file holds them."""
     if heads is not None:
         weight = weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
     weight = np.ascontiguousarray(weight, dtype=np.float32)
-    if weight.ndim == 1 or kind == "F32" or name.endswith("ffn_gate_inp.weight"):
-        writer.add_tensor(name, weight)
+    if weight.ndim == 1:
+        writer.add_tensor(name, weight.astype({"F32": "f4", "F16": "f2"}[norms]))
+    elif kind == "F32" or name.endswith(("ffn_gate_inp.weight", "conv.weight")):
+        writer.add_tensor(name, weight.squeeze(1) if name.endswith("conv.weight") else weight)
     else:
         of = GGMLQuantizationType[kind]
         packed = _packed(weight, kind)
@@ -251,22 +308,9 @@ def _add_tensor(writer: GGUFWriter, name: str, weight: np.ndarray, kind: str, he
 
 def _packed(weight: np.ndarray, kind: str) -> np.ndarray:
     """Numbers in blocks; random blocks where the package cannot make them."""
-    of = GGMLQuantizationType[kind]
     try:
-        return gguf.quants.quantize(weight, of)
+        return gguf.quants.quantize(weight, GGMLQuantizationType[kind])
     except NotImplementedError:
-        blocks = sample_blocks(
-            kind, weight.size // weight.shape[-1], weight.shape[-1], torch.Generator().manual_seed(0)
-        )
+        rows, columns = weight.size // weight.shape[-1], weight.shape[-1]
+        blocks = sample_blocks(kind, rows, columns, torch.Generator().manual_seed(0))
         return blocks.blocks.view(*weight.shape[:-1], -1).numpy()
-
-
-def _write_tokenizer(writer: GGUFWriter, tokenizer: Any) -> None:
-    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([-float(number) for number in range(len(tokens))])
-    writer.add_token_types([3, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259))
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(0)
-    writer.add_pad_token_id(2)

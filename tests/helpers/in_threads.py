@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -30,7 +31,6 @@ def start(call: Callable[[], Any], outcome: list[Any] | None = None) -> threadin
 
 
 def join(threads: Sequence[threading.Thread]) -> None:
-    """Wait for all; an error if one is stuck."""
     for thread in threads:
         thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in threads), "a thread is stuck"
@@ -49,13 +49,13 @@ def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     return [outcome for (outcome,) in outcomes]
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another thread does."""
-    pause = threading.Event()
-    for _ in range(int(PATIENCE / 0.002)):
+def wait_until(condition: Callable[[], bool], limit: float = PATIENCE, *, pause: float = 0.002) -> None:
+    """Wait for something that another thread or process does."""
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
         if condition():
             return
-        pause.wait(0.002)
+        time.sleep(pause)
     raise AssertionError("the condition was not met in time")
 
 

@@ -45,7 +45,6 @@ def prefixes_of(engine: CocoaEngine) -> PrefixCache:
 
 
 def kept_prompts(prefixes: PrefixCache) -> list[Any]:
-    """The tokens of each entry of a prefix cache."""
     return list(prefixes._entries)
 
 

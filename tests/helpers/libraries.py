@@ -20,14 +20,14 @@ _PROCESSOR = Path("/proc/cpuinfo")
 MULTIPLIES_PAIRS = _PROCESSOR.is_file() and "avx512_bf16" in _PROCESSOR.read_text()
 """Whether the kernels round inputs to bfloat16 where they may."""
 
-# Its last argument is the output. What it has compiled with the same arguments from the same source, it copies.
+# Its last argument is the output. It copies what it has compiled with the same arguments from the same code.
 KEEPING_COMPILER = """#!/bin/sh
 case " $* " in *" -c "*) ;; *) exec g++ "$@" ;; esac
 given=""
 for argument; do
     case "$argument" in *.cpp) source=$argument ;; *.o) output=$argument ;; *) given="$given $argument" ;; esac
 done
-kept=$(dirname "$0")/$({ echo "$given"; cat "$source"; } | sha256sum | cut -c1-32).o
+kept=$(dirname "$0")/$({ echo "$given"; grep -v "^//" "$source"; } | sha256sum | cut -c1-32).o
 [ -f "$kept" ] || { g++ "$@" && cp "$output" "$kept.$$" && mv "$kept.$$" "$kept"; } || exit 1
 cp "$kept" "$output"
 """

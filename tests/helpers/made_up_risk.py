@@ -12,11 +12,11 @@ from cocoa_engine.lab.fit import FitSettings, LabelledFeatures, fit
 from cocoa_engine.risk.calibrator import Settings
 from cocoa_engine.risk.features import ANSWER_FEATURES, SOURCE_FEATURES, SPAN_FEATURES
 from cocoa_engine.risk.fitted import FittedRisk
+from tests.helpers.tiny_models import NUM_LAYERS
 
 SETTINGS = Settings(final_layer="post_norm", middle_layers=(10, 20), gamma=0.3, max_candidates=8)
+TINY = SETTINGS.model_copy(update={"middle_layers": (NUM_LAYERS // 3, 2 * NUM_LAYERS // 3)})
 EMBEDDED = "SmolLM2-135M-Instruct"
-
-
 HEADS = ((20, 3), (17, 5))
 
 

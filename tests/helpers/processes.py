@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,12 @@ def python(code: str) -> str:
     done = run([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as opened:
+        return int(opened.getsockname()[1])
 
 
 def read_terminal(master: int, shown: list[bytes]) -> None:

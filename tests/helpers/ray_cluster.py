@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,9 +15,9 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from cocoa_integrations.ray.jobs import PATIENT
-from tests.helpers.reasoning_models import PLAIN
+from tests.helpers.in_threads import wait_until
+from tests.helpers.processes import free_port
 from tests.helpers.served import CHAT
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 TOKEN = secrets.token_hex(32)
 """Of all clusters of this process: Ray reads a token once."""
@@ -32,24 +30,6 @@ STARTS = 600.0
 
 STUCK = 1800
 """Likewise for a test: its cluster starts first, and then its replicas."""
-
-
-def endless_model(folder: Path) -> str:
-    """Save a tiny model whose answers do not end by themselves, and return the name of its folder."""
-    model, tokenizer = tiny_model("llama", seed=3, max_position_embeddings=4096), tiny_tokenizer()
-    model.generation_config.eos_token_id = model.config.eos_token_id = None
-    tokenizer.eos_token = None
-    tokenizer.chat_template = PLAIN
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as opened:
-        port: int = opened.getsockname()[1]
-        return port
 
 
 @contextmanager
@@ -96,12 +76,7 @@ def replicas() -> list[psutil.Process]:
 
 def eventually(condition: Callable[[], bool], limit: float = LIMIT) -> None:
     """Wait for something that the cluster does. It is asked seldom, since asking costs it time."""
-    deadline = time.monotonic() + limit
-    while time.monotonic() < deadline:
-        if condition():
-            return
-        time.sleep(0.2)
-    raise AssertionError("the condition was not met in time")
+    wait_until(condition, limit, pause=0.2)
 
 
 @dataclass(frozen=True)

@@ -86,9 +86,11 @@ async def chat(
     return answer
 
 
-async def chunks(engine: CocoaEngine, path: str = CHAT, **body: Any) -> list[dict[str, Any]]:
+async def chunks(
+    engine: CocoaEngine, settings: ServerSettings | None = None, path: str = CHAT, **body: Any
+) -> list[dict[str, Any]]:
     """The chunks of a streamed answer, which must end with ``[DONE]``."""
-    response = await post(create_app(engine), {**ASKED[path], "stream": True, **body}, path)
+    response = await post(create_app(engine, settings), {**ASKED[path], "stream": True, **body}, path)
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
     *events, done, rest = response.text.split("\n\n")
@@ -117,10 +119,15 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     return error
 
 
+def text_of(choice: dict[str, Any], key: str = "content") -> str:
+    """The text of an answer, or of a part of one."""
+    return choice.get("text") or choice.get("message", choice.get("delta", {})).get(key) or ""
+
+
 def joined(events: list[dict[str, Any]], index: int = 0, key: str = "content") -> str:
     """The text of one answer of a stream."""
     choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
-    return "".join(choice["delta"].get(key) or "" for choice in choices)
+    return "".join(text_of(choice, key) for choice in choices)
 
 
 class Gate:

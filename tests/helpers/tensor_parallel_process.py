@@ -24,16 +24,19 @@ TEXTS = [[8, 9], [8, 10, 11], [12]]
 WAYS_TO_ASK: list[dict[str, Any]] = [{"tp_plan": "auto"}, {"distributed_config": {"tp_plan": "auto"}}]
 
 
-def decoded(engine: CocoaEngine) -> list[Generation]:
-    """One answer, a ragged batch, a stream, a seeded sample and some scored texts."""
-    with engine.stream(PROMPTS[1], max_new_tokens=12) as stream:
+def decoded(engine: CocoaEngine, *, whole: bool = True) -> list[Generation]:
+    """One answer, and unless it is enough a ragged batch, a stream, a seeded sample and some scored texts."""
+    answer = engine.generate(PROMPTS[0], max_new_tokens=10)
+    if not whole:
+        return [answer]
+    with engine.stream(PROMPTS[1], max_new_tokens=6) as stream:
         list(stream)
     assert stream.generation is not None
     return [
-        engine.generate(PROMPTS[0], max_new_tokens=24),
-        *engine.generate_batch(PROMPTS, max_new_tokens=12),
+        answer,
+        *engine.generate_batch(PROMPTS, max_new_tokens=6),
         stream.generation,
-        engine.generate(PROMPTS[0], max_new_tokens=12, temperature=2.0, seed=1),
+        engine.generate(PROMPTS[0], max_new_tokens=6, temperature=2.0, seed=1),
         *engine.score(PROMPTS[0], TEXTS),
         engine.score(PROMPTS[0], TEXTS[1]),
     ]
@@ -45,8 +48,8 @@ def main(checkpoint: str, out: Path) -> None:
         engine = CocoaEngine.from_pretrained(checkpoint, **options)
         parts = [weight for weight in engine.model.parameters() if isinstance(weight, DTensor)]
         found = {
-            "answers": [answer.model_dump(mode="json") for answer in decoded(engine)],
-            "unseeded": engine.generate(PROMPTS[0], max_new_tokens=24, temperature=20.0).token_ids,
+            "answers": [answer.model_dump(mode="json") for answer in decoded(engine, whole=number == 0)],
+            "unseeded": engine.generate(PROMPTS[0], max_new_tokens=10, temperature=20.0).token_ids,
             "halved": sum(2 * weight.to_local().numel() == weight.numel() for weight in parts),
             "hooks": hook_count(engine.model),
             "info": engine.info().model_dump(mode="json"),

@@ -56,23 +56,20 @@ class Import(NamedTuple):
         return f"{self.file}:{self.line} imports {self.package}"
 
 
-class Need(NamedTuple):
-    """One call of ``need``."""
-
-    place: str
-    package: str
-    extra: str
-
-
 def _package(module: str) -> str:
     top = module.partition(".")[0]
     return canonicalize_name(DISTRIBUTIONS.get(module) or DISTRIBUTIONS.get(top, top))
 
 
 @cache
-def _trees(*folders: str) -> list[tuple[str, ast.Module]]:
-    paths = [path for folder in folders or OURS for path in sorted((ROOT / folder).rglob("*.py"))]
-    return [(str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
+def _texts(*folders: str) -> dict[str, str]:
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
+
+
+@cache
+def _trees() -> list[tuple[str, ast.Module]]:
+    return [(file, ast.parse(text)) for file, text in _texts(*OURS).items()]
 
 
 def _modules(node: ast.AST) -> list[str]:
@@ -82,7 +79,7 @@ def _modules(node: ast.AST) -> list[str]:
 
 
 def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
-    """Every node, and whether it runs when its module is imported; what only type checkers read is left out."""
+    """Every statement, and whether it runs when its module is imported; what only type checkers read is left out."""
     left: list[tuple[ast.AST, bool]] = [(tree, True)]
     while left:
         node, at_top = left.pop()
@@ -90,29 +87,29 @@ def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
             left += [(child, at_top) for child in node.orelse]
             continue
         yield node, at_top
-        inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-        left += [(child, at_top and not inside) for child in ast.iter_child_nodes(node)]
+        inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        inner = at_top and not inside
+        left += [(child, inner) for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
 
 
 @cache
-def _imports(*folders: str) -> list[Import]:
+def _imports() -> list[Import]:
     return [
         Import(file, getattr(node, "lineno", 0), _package(module), at_top)
-        for file, tree in _trees(*folders)
+        for file, tree in _trees()
         for node, at_top in _nodes(tree)
         for module in _modules(node)
-        if module.partition(".")[0] not in (*sys.stdlib_module_names, *OURS, *folders, "docs")
+        if module.partition(".")[0] not in (*sys.stdlib_module_names, *OURS)
     ]
 
 
 @cache
-def _needs() -> list[Need]:
+def _needs() -> list[tuple[str, str, str]]:
+    """Of each call of ``need``, the place, the package and the extra."""
     return [
-        Need(
-            f"{file}:{node.lineno}", _package(str(ast.literal_eval(node.args[0]))), str(ast.literal_eval(keyword.value))
-        )
+        (f"{file}:{node.lineno}", _package(ast.literal_eval(node.args[0])), ast.literal_eval(keyword.value))
         for file, tree in _trees()
-        for node, _ in _nodes(tree)
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "need"
         for keyword in node.keywords
         if keyword.arg == "extra"
@@ -139,11 +136,15 @@ EXTRAS = {extra: _requirements(lines) for extra, lines in PROJECT["optional-depe
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
     declared = {*BASE, *EXTRAS["all"], *EXTRAS["ray"]}
     assert [str(one) for one in _imports() if one.package not in declared] == []
-    assert declared - {one.package for one in (*_imports(), *_needs())} == INDIRECT
+    assert declared - {one.package for one in _imports()} - {package for _, package, _ in _needs()} == INDIRECT
     declared = {*BASE, *EXTRAS["dev"], *ELSEWHERE}
-    found = _imports("tests", "benchmarks")
-    assert {"pytest", "httpx", "markdown-it"} <= {one.package for one in found}
-    assert [str(one) for one in found if OF_TESTS.get(one.package, one.package) not in declared] == []
+    text = "\n".join(_texts("tests", "benchmarks").values())
+    modules = {*re.findall(r"^ *(?:from (?=\S+ import )|import )(\w+)", text, re.MULTILINE)} - {
+        *sys.stdlib_module_names
+    }
+    packages = {_package(module) for module in modules - {*OURS, "tests", "benchmarks", "docs"}}
+    assert {"pytest", "httpx", "markdown-it"} <= packages
+    assert {OF_TESTS.get(package, package) for package in packages} - declared == set()
 
 
 def test_modules_and_needs_ask_for_an_extra_that_brings_what_they_import() -> None:
@@ -153,7 +154,7 @@ def test_modules_and_needs_ask_for_an_extra_that_brings_what_they_import() -> No
         if one.at_top and one.package not in {*BASE, *(EXTRAS[extra] if extra else ())}:
             undeclared.append(str(one))
     assert undeclared == []
-    assert [str(one) for one in _needs() if one.package not in EXTRAS[one.extra]] == []
+    assert [place for place, package, extra in _needs() if package not in EXTRAS[extra]] == []
 
 
 def test_all_is_every_extra_for_users_but_ray_which_is_large() -> None:
@@ -222,33 +223,30 @@ import cocoa_integrations.transformers
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import MissingExtraError
 
+def refused(load, user, package, extra):
+    try:
+        load()
+    except MissingExtraError as error:
+        assert str(error) == f"{user} needs {package}: pip install 'cocoa-integrations[{extra}]'", error
+    else:
+        raise AssertionError(user)
+
 for module, package, extra in (
     ("langchain", "langchain-core", "langchain"),
     ("llama_index", "llama-index-core", "llama-index"),
     ("lm_eval", "lm-eval", "eval"),
 ):
-    try:
-        __import__(f"cocoa_integrations.{module}")
-    except MissingExtraError as error:
-        command = f"pip install 'cocoa-integrations[{extra}]'"
-        assert str(error) == f"cocoa_integrations.{module} needs {package}: {command}", error
-    else:
-        raise AssertionError(module)
-try:
-    cocoa_integrations.evaluation.command.chat_model("openai:gpt")
-except MissingExtraError as error:
-    assert str(error) == "cocoa judge needs langchain: pip install 'cocoa-integrations[agents]'", error
+    name = f"cocoa_integrations.{module}"
+    refused(lambda: __import__(name), name, package, extra)
+command = cocoa_integrations.evaluation.command
+refused(lambda: command.chat_model("openai:gpt"), "cocoa judge", "langchain", "agents")
 
 without(*frameworks - {"langchain_core"})  # only langchain_core
 import cocoa_integrations.server
 from cocoa_integrations.langchain import ChatCocoa
 
-try:
-    import cocoa_integrations.langchain.agents
-except MissingExtraError as error:
-    assert "needs langchain: pip install 'cocoa-integrations[agents]'" in str(error), error
-else:
-    raise AssertionError("agents")
+agents = "cocoa_integrations.langchain.agents"
+refused(lambda: __import__(agents), agents, "langchain", "agents")
 
 without(*frameworks - {"llama_index"})  # only llama_index
 from cocoa_integrations.llama_index import CocoaLLM

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import subprocess
 import sys
@@ -38,8 +37,7 @@ INSTALLED = {
 }
 
 on_its_platform = pytest.mark.skipif(
-    (sys.version_info[:2], sys.platform, platform.machine()) != ((3, 11), "linux", "x86_64"),
-    reason="the lock is for Python 3.11 on Linux x86-64",
+    install_lock.this_platform() != install_lock.PLATFORM, reason=f"the lock is for {install_lock.PLATFORM}"
 )
 
 

@@ -1,10 +1,12 @@
-"""Fitting and applying a calibrator: it learns what there is to learn, and says no more than that."""
+"""Fitting and applying a calibrator, also on what a model makes itself of invented passages."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 from functools import cache
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,36 +17,45 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from cocoa_engine import CalibrationError
+from cocoa_engine import CocoaConfig, CocoaEngine, fit_self_made
+from cocoa_engine.cache_directory import CACHE_VARIABLE
+from cocoa_engine.errors import CalibrationError, UnsupportedModelError
 from cocoa_engine.lab import fit as lab_fit
-from cocoa_engine.lab.fit import (
-    INVERSE_STRENGTHS,
-    STRENGTHS,
-    FitSettings,
-    LabelledFeatures,
-    fit,
-    fit_direction,
-    fit_domain,
-    folds_of,
-    left_out,
-    risks_of,
-    scores_of,
-    validate,
-)
+from cocoa_engine.lab import heads as lab_heads
+from cocoa_engine.lab import self_made
+from cocoa_engine.lab.fit import FitSettings, LabelledFeatures, fit, folds_of, left_out, validate
+from cocoa_engine.lab.forced import force
+from cocoa_engine.lab.heads import KNOTS, PROMPTS, keep_reference, with_reference
+from cocoa_engine.lab.measured import labelled_features
+from cocoa_engine.lab.self_made import MadeQuestion, made_questions, passages, planted_errors, self_made_features
 from cocoa_engine.lab.thresholds import brier, ece_if_exact, expected_calibration_error, reliability
-from cocoa_engine.risk.features import SPAN_FEATURES
+from cocoa_engine.methods import retrieval_heads
+from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model, source_heads, spread_heads_of
+from cocoa_engine.risk.features import SPAN_FEATURES, answer_features
 from cocoa_engine.risk.fitted import FittedRisk, Isotonic
+from tests.helpers.backends import made
+from tests.helpers.engines import engine_of
+from tests.helpers.inside import use_backend
 from tests.helpers.made_up_risk import labelled_items, risk
 from tests.helpers.processes import python
+from tests.helpers.rivals import heads_file, heads_of
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 COUNT = len(labelled_items(1).names)
+
+
+@pytest.fixture(autouse=True)
+def divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items are divided into folds once, where a test does not ask for more."""
+    monkeypatch.setattr(lab_fit, "MAX_REPEATS", 1)
+
+
 FIGURES = st.lists(st.floats(-1e6, 1e6), min_size=COUNT, max_size=COUNT)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("isotonic", "level"), [(False, "span"), (True, "span"), (False, "answer")])
-def test_it_ranks_and_calibrates_on_new_prompts(isotonic: bool, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab_fit, "MAX_REPEATS", repeats := 1 if isotonic else 5)  # the map takes four more fits of each
+def test_it_ranks_and_calibrates_on_new_prompts(isotonic: bool, level: str) -> None:
     calibrated = risk(labelled_items(400, level=level), isotonic=isotonic, folds=3)
     fresh = labelled_items(800, level=level, seed=1)
     risks = [calibrated(row) for row in fresh.features.tolist()]
@@ -55,8 +66,8 @@ def test_it_ranks_and_calibrates_on_new_prompts(isotonic: bool, level: str, monk
     assert found.auroc.estimate > max(rival.auroc.estimate for rival in found.rivals.values())
     assert found.rivals["fMLDS"].difference.low > 0
     assert found.brier < found.brier_of_base_rate
-    assert (found.prompts, found.items, found.repeats) == (400, 2400, repeats)
-    assert sum(one.items for one in found.reliability) == pytest.approx(2400, abs=5)
+    assert (found.prompts, found.items, found.repeats) == (400, 2400, 1)
+    assert sum(part.items for part in found.reliability) == pytest.approx(2400, abs=5)
     if not isotonic:
         noise = risk(labelled_items(200, signal=0.0, level=level), folds=3).validation
         assert 0.4 < noise.auroc.estimate < 0.56
@@ -87,7 +98,7 @@ def test_plain_python_applies_what_scikit_learn_fitted(isotonic: bool) -> None:
     spans, calibrated = labelled_items(), known_risk(isotonic=isotonic)
     rows = spans.features.tolist()
     plains = []
-    for strength in INVERSE_STRENGTHS:
+    for strength in lab_fit.INVERSE_STRENGTHS:
         model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
         plains.append(model.fit(spans.features, spans.labels).predict_proba(spans.features)[:, 1])
     raw = calibrated.model_copy(update={"isotonic": None})
@@ -174,16 +185,16 @@ def states_of(items: LabelledFeatures, *, signal: float, size: int = 40) -> Labe
 
 def test_a_direction_is_that_of_a_ridge_regression() -> None:
     items = states_of(labelled_items(), signal=1.0)
-    direction, scores = fit_direction(items.states, items.labels, folds_of(items, 5))
+    direction, scores = lab_fit.fit_direction(items.states, items.labels, folds_of(items, 5))
     scaled = StandardScaler().fit_transform(items.states)
     found = []
-    for strength in STRENGTHS:
+    for strength in lab_fit.STRENGTHS:
         model = Ridge(alpha=strength * len(items.labels)).fit(scaled, items.labels)
-        found.append(np.allclose(scores_of(direction, items.states), model.predict(scaled), atol=1e-4))
+        found.append(np.allclose(lab_fit.scores_of(direction, items.states), model.predict(scaled), atol=1e-4))
     assert sum(found) == 1
     # the cross-fitted scores are of directions that did not see the item's prompt
     rest, fold = folds_of(items, 5)[0]
-    model = Ridge(alpha=STRENGTHS[found.index(True)] * len(rest)).fit(scaled[rest], items.labels[rest])
+    model = Ridge(alpha=lab_fit.STRENGTHS[found.index(True)] * len(rest)).fit(scaled[rest], items.labels[rest])
     assert scores[fold] == pytest.approx(model.predict(scaled[fold]), abs=1e-4)
 
 
@@ -202,10 +213,10 @@ def test_a_probe_adds_what_the_states_know_and_no_more() -> None:
     fitted, direction = fit(states_of(items, signal=1.5), "made up", FitSettings(draws=20))
     assert fitted.features[-1] == "probe"
     assert fitted.weights[-1] > 0
-    checked = risks_of(fitted, states_of(items, signal=1.5), direction)
+    checked = lab_fit.risks_of(fitted, states_of(items, signal=1.5), direction)
     assert np.isfinite(checked).all()
     with pytest.raises(CalibrationError, match="not measured here, but needed: probe"):
-        risks_of(fitted, items)
+        lab_fit.risks_of(fitted, items)
 
 
 def test_folds_have_both_classes_and_no_prompt_twice() -> None:
@@ -223,7 +234,7 @@ def test_folds_have_both_classes_and_no_prompt_twice() -> None:
 def test_the_domain_keeps_99_percent_of_left_out_items_inside() -> None:
     items = labelled_items(100, each=8)
     scaled = (items.features - items.features.mean(axis=0)) / items.features.std(axis=0)
-    domain = fit_domain(scaled, folds_of(items, 5))
+    domain = lab_fit.fit_domain(scaled, folds_of(items, 5))
     fresh = labelled_items(100, each=8, seed=1).features
     assert 0.97 < np.mean([not domain.is_outside(row) for row in fresh.tolist()]) < 1
     for far in ([6.0] * COUNT, [math.inf] * COUNT, [0.0, 0.0, 0.0, 12.0] + [0.0] * (COUNT - 4)):
@@ -231,8 +242,9 @@ def test_the_domain_keeps_99_percent_of_left_out_items_inside() -> None:
 
 
 @pytest.mark.slow
-def test_few_items_are_divided_again_and_again() -> None:
+def test_few_items_are_divided_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The estimate is the mean over divisions, each of which leaves every prompt out once."""
+    monkeypatch.undo()
     items = labelled_items(40, each=4)
     found = risk(items).validation
     assert (found.repeats, found.folds, found.prompts, found.items) == (5, 5, 40, 160)
@@ -265,3 +277,189 @@ def test_exact_risks_of_few_items_have_an_ece() -> None:
     assert ece_if_exact(np.linspace(0.499, 0.501, 200)) == pytest.approx(0.088, abs=0.003)
     assert ece_if_exact(np.linspace(0.499, 0.501, 20_000), draws=50) == pytest.approx(0.009, abs=0.002)
     assert ece_if_exact([0.0] * 100 + [1.0] * 100) == 0
+
+
+DOCUMENT = (
+    "The old mill in Harrowgate was built by John Smith in 1850. It has 14 floors and a tower. In summer, the owner "
+    "Clara Voss opens it to visitors. The mill burned on 3 March 1902."
+)
+
+
+def test_a_passage_states_some_facts_and_not_the_others() -> None:
+    drawn = list(islice(passages(3), 300))
+    for passage in drawn:
+        assert len(passage.stated) == self_made.STATED
+        assert passage.missing
+        assert "{" not in passage.text
+        for fact in passage.stated:
+            assert fact.sentence in passage.text
+            assert fact.answers[0].lower() in fact.sentence.lower()
+            assert fact.question.endswith("?")
+        for fact in passage.missing:
+            assert fact.sentence not in passage.text
+            if len(fact.answers[0]) > 6:  # small numbers may occur in another fact
+                assert fact.answers[0] not in passage.text
+    assert len({passage.text for passage in drawn}) == 300
+    assert len({passage.stated[0].question.split()[0] for passage in drawn}) >= 5
+
+
+def test_made_questions() -> None:
+    made = made_questions(count=60, seed=4)
+    assert made == made_questions(count=60, seed=4) != made_questions(count=60, seed=5)
+    assert (len(made), sum(one.answerable for one in made)) == (60, 40)
+    for one in made:
+        assert one.context in one.request
+        assert one.text in one.request
+        assert not one.answerable or one.is_right(one.context)
+    assert len({one.request.replace(one.context, "")[:20] for one in made}) >= 3  # several wordings
+
+
+def test_questions_about_documents() -> None:
+    made = [one for one in made_questions([DOCUMENT], count=8) if one.group.startswith("document")]
+    assert {one.answerable for one in made} == {True, False}
+    for one in made:
+        (term,) = one.answers
+        assert term in DOCUMENT
+        assert "____" in one.text
+        assert term not in one.text
+        assert (term in one.context) is one.answerable
+    with pytest.raises(CalibrationError, match="no sentence with a name"):
+        made_questions(["nothing here. nor there."], count=8)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "right_if_missing"),
+    [
+        ("It was built by Mirela Voss.", True, True),
+        ("It was Voss.", True, True),
+        ("It was built by Pavel Lund.", False, False),
+        ("The text does not say.", False, True),
+        ("It is not mentioned in the passage.", False, True),
+        ("There is no information about the mayor.", False, True),
+        ("I cannot answer this.", False, True),
+        ("The passage doesn't specify it.", False, True),
+        ("unknown", False, True),
+        ("It is known for its clocks.", False, False),
+        ("She was not born in Rome.", False, False),
+        ("", False, False),
+    ],
+)
+def test_a_right_answer_is_known_or_declines(answer: str, right: bool, right_if_missing: bool) -> None:
+    for answerable, expected in ((True, right), (False, right_if_missing)):
+        question = MadeQuestion("Who built the mill of Odd?", "x", ("Mirela Voss", "Voss"), "g", answerable)
+        assert question.is_right(answer) is expected
+
+
+def test_planted_errors() -> None:
+    texts = planted_errors(200, seed=2)
+    assert texts == planted_errors(200, seed=2) != planted_errors(200, seed=3)
+    planted = clean = 0
+    for one, passage in zip(texts, passages(2), strict=False):
+        assert one.source == passage.text
+        assert one.source in one.prompt
+        assert one.source in one.question
+        stated = {fact.answers[0].lower() for fact in passage.stated}
+        for span in one.spans:
+            value = one.text[span.start : span.end].lower()
+            assert value.strip() == value != ""
+            planted += 1
+            if len(value) > 6:
+                assert value not in stated
+                assert value not in passage.text.lower()
+        marked = "".join("#" if any(s.start <= n < s.end for s in one.spans) else c for n, c in enumerate(one.text))
+        clean += sum(value in marked.lower() for value in stated)
+        assert "{" not in one.text
+    assert planted == pytest.approx(0.4 * 800, rel=0.15)
+    assert clean >= 0.55 * 800
+
+
+def test_features_are_those_of_the_answers_and_of_the_texts() -> None:
+    engine = CocoaEngine(tiny_model("llama", max_position_embeddings=2048), tiny_tokenizer())
+    with pytest.raises(CalibrationError):  # no answer of this model is right
+        fit_self_made(engine, count=6, config=CocoaConfig(max_new_tokens=4))
+    config = CocoaConfig(max_new_tokens=12, max_risk=0.1, max_candidates=2)
+    questions = made_questions(count=4)
+    done: list[int] = []
+    found = self_made_features(engine, questions, config, seed=5, advance=done.append)
+    assert sum(done) == 4
+    answers = [engine.generate(f"{one.request}\nAnswer:", config=config.replace(max_risk=None)) for one in questions]
+    known = len(found["answer"].names)  # the tiny model has no known heads, hence no source attention
+    of_answers = np.array([answer_features(one)[:known] for one in answers])
+    assert np.allclose(found["answer"].features, of_answers, atol=1e-3)
+    wrong = [not one.is_right(answer.text) for one, answer in zip(questions, answers, strict=True)]
+    assert found["answer"].labels.tolist() == wrong
+    expected = labelled_features(force(engine, planted_errors(2, seed=5), config), config, 6)["span"]
+    assert np.allclose(found["span"].features, expected.features, atol=1e-3)
+    assert found["span"].labels.tolist() == expected.labels.tolist()
+
+
+@pytest.mark.slow
+def test_fitting_on_the_models_own_answers(engine: CocoaEngine) -> None:
+    config, settings = CocoaConfig(max_new_tokens=10), FitSettings(draws=20, folds=2)
+    fitted = fit_self_made(engine, count=30, config=config, settings=settings)
+    assert 0 < fitted.answer.validation.hallucinated < fitted.answer.validation.items == 30
+    assert "made by the model itself" in fitted.answer.data
+    assert "planted errors" in fitted.span.data
+    assert fitted.model_name == engine.model_name
+    answer = engine.with_calibrator(fitted).generate("Question: Who wrote Dune?\nAnswer:", max_new_tokens=10)
+    assert 0 <= answer.answer_risk <= 1
+
+
+def tiny_with_heads(folder: Path) -> tuple[CocoaEngine, RetrievalHeads]:
+    model = tiny_model("llama", max_position_embeddings=2048)
+    engine = use_backend(CocoaEngine(model, tiny_tokenizer()), made(model, "lean", "stock"))
+    heads = heads_file(folder, model.config.num_hidden_layers, model.config.num_attention_heads, heads_of(model))
+    return engine, RetrievalHeads.model_validate_json(Path(heads).read_text())
+
+
+@pytest.mark.slow
+def test_the_reference_is_that_of_the_models_own_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_heads, "MIN_SPANS", 5)
+    engine, heads = tiny_with_heads(tmp_path)
+    done: list[tuple[int, int]] = []
+    found = with_reference(engine, heads, prompts=4, on_progress=lambda *at: done.append(at))
+    assert done[-1] == (4, 4)
+    assert found.heads == heads.heads
+    assert len(found.reference) == KNOTS
+    file = tmp_path / "heads.json"
+    file.write_text(heads.model_dump_json())
+    values = []
+    for number, passage in enumerate(islice(passages(0), 4)):
+        task = "Answer the question from the passage, in one sentence."
+        prompt = f"{passage.text}\n\nSummarise the text in two sentences."
+        if number % 2:
+            prompt = f"Passage: {passage.text}\n\n{task}\nQuestion: {passage.stated[0].question}"
+        answer = engine.generate(f"{prompt}\nAnswer:", max_new_tokens=48, decore_heads=str(file))
+        values += [span.source_attention for span in answer.spans if any(map(str.isalnum, span.text))]
+    assert found.reference_spans == len(values)
+    assert found.reference == pytest.approx(np.quantile(values, np.linspace(0, 1, KNOTS)), abs=1e-3)  # type: ignore[arg-type]
+    ranks = [found.rank(value) for value in values]
+    assert np.mean(ranks) == pytest.approx(0.5, abs=0.05)  # type: ignore[arg-type]
+
+
+def test_too_few_spans_and_their_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_heads, "MIN_SPANS", 1000)
+    engine, heads = tiny_with_heads(tmp_path)
+    for asked, message in (
+        (engine_of(tiny_model("falcon")), r"wrote 0 spans with a known .* may not be visible"),
+        (engine, r"at least 1000 are needed\. Take more prompts \(60 by default\)\."),
+    ):
+        with pytest.raises(UnsupportedModelError, match=message):
+            with_reference(asked, heads, prompts=1)
+
+
+@pytest.mark.slow
+def test_a_reference_is_kept_for_models_that_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(lab_heads, "MIN_SPANS", 5)
+    monkeypatch.setattr(lab_heads, "MAX_NEW_TOKENS", 4)
+    engine = tiny_with_heads(tmp_path)[0]
+    done: list[tuple[int, int]] = []
+    file = keep_reference(engine, on_progress=lambda *at: done.append(at))
+    assert done[-1] == (PROMPTS, PROMPTS)
+    assert file.is_relative_to(tmp_path)
+    model = engine.session.model
+    assert heads_of_model(None, model).reference is not None
+    assert source_heads(None, model) == spread_heads_of(model).best(retrieval_heads.SOURCE_HEADS)  # type: ignore[union-attr]
+    assert keep_reference(engine) is None  # it is known now
+    assert keep_reference(engine_of(tiny_model("mamba"))) is None

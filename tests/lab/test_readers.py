@@ -123,6 +123,10 @@ def test_ones_own(tmp_path: Path) -> None:
     assert one.group == two.group != three.group == "g"
     assert three.spans is None
     assert (one.source, two.without_source().prompt) == (None, "?")
+    # one class is enough where labels do not count, and a whole surrogate pair is a character
+    path = write(tmp_path / "a.jsonl", own(label=False, text="a \U0001f600 b"))
+    records = read_labelled(path, both_classes=False)
+    assert [(record.label, record.text) for record in records] == [(False, "good"), (False, "a \U0001f600 b")]
 
 
 def own(**changes: Any) -> str:
@@ -173,13 +177,6 @@ def test_bad_files(tmp_path: Path, name: str, content: str | bytes, message: str
         read_labelled(write(tmp_path / name, content))
 
 
-def test_one_class_is_enough_where_labels_do_not_count(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", own(label=False, text="a \U0001f600 b"))
-    records = read_labelled(path, both_classes=False)
-    assert [record.label for record in records] == [False, False]
-    assert records[1].text == "a \U0001f600 b"  # a whole surrogate pair is a character
-
-
 def test_bad_paths_and_formats(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(DataError, match="no file or folder"):
@@ -211,8 +208,6 @@ def test_documents_and_passages_have_no_byte_order_mark(tmp_path: Path) -> None:
     assert read_documents(plain) == read_documents(compressed) == ["one\ntwo\nthree\n"]
 
 
-# --- questions with known answers
-
 ROWS = [
     {"question": "Who wrote Dune?", "context": "Dune is a novel by Frank Herbert.", "answers": ["Frank Herbert"]},
     {"question": "What is 2 + 2?", "answers": ["4", "four"], "group": "sums"},
@@ -235,8 +230,6 @@ def test_the_gold_passage_of_nq_is_the_context(tmp_path: Path) -> None:
     assert one.context == "By Frank Herbert."
     (none,) = read_questions(write(tmp_path / "q.jsonl", json_lines([{**rows[0], "ctxs": []}])))
     assert none.context is None
-    with pytest.raises(DataError, match=r"ctxs\.0\.text: Field"):
-        read_questions(write(tmp_path / "q.jsonl", json_lines([{**rows[0], "ctxs": [{}]}])))
 
 
 def test_nq_swap_as_published(tmp_path: Path) -> None:
@@ -252,31 +245,27 @@ def test_nq_swap_as_published(tmp_path: Path) -> None:
     assert own.group == swapped.group
 
 
-@pytest.mark.parametrize("right", ["It was Frank Herbert.", "frank  HERBERT"])
-@pytest.mark.parametrize("wrong", ["Frank Herberts", "Herbert", ""])
-def test_an_answer_is_right_if_it_holds_a_known_one(right: str, wrong: str) -> None:
+def test_an_answer_is_right_if_it_holds_a_known_one() -> None:
     question = Question("Who wrote Dune?", None, ("Frank Herbert", "F. H."), "")
-    assert (question.is_right(right), question.is_right(wrong)) == (True, False)
+    right = ["It was Frank Herbert.", "frank  HERBERT", "Frank Herberts", "Herbert", ""]
+    assert [question.is_right(answer) for answer in right] == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
+        (None, "has no questions"),
         ({"question": "Who?"}, "answers: Field required"),
         ({"question": "Who?", "answers": []}, "answers: .* at least 1"),
         ({"question": "Who?", "answers": [1]}, "answers.0: .* valid string"),
         ({"question": "Who?", "answers": ["the"]}, "none of its answers contains a word"),
         ({"question": " ", "answers": ["a b"]}, "the question is empty"),
         ({"question": "Who?", "answers": ["x"], "context": 3}, "context: .* valid string"),
+        ({"question": "Who?", "answers": ["x"], "ctxs": [{}]}, r"ctxs\.0\.text: Field"),
     ],
 )
-def test_what_is_no_question(row: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_what_is_no_question(row: dict[str, object] | None, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
-        read_questions(write(tmp_path / "q.jsonl", json_lines([row])))
-
-
-def test_no_questions(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has no questions"):
-        read_questions(write(tmp_path / "q.jsonl", ""))
+        read_questions(write(tmp_path / "q.jsonl", json_lines([row] if row else [])))
     with pytest.raises(DataError, match="cannot be read as parquet"):
         read_questions(write(tmp_path / "q.parquet", json_lines(ROWS)))

@@ -14,6 +14,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from cocoa_engine import CalibrationError, DataError
 from cocoa_engine.equations import middle_layers
+from cocoa_engine.lab.fit import FitSettings
 from cocoa_engine.lab.indicators import Layers, layer_choices, shrinking_windows
 from cocoa_engine.lab.ranking import Bootstrap, Ranked, caution, interval, paired_test
 from cocoa_engine.lab.thresholds import choose, conformal, for_precision, for_recall, for_specificity, reached
@@ -36,17 +37,6 @@ def test_weighted_figures_are_scikit_learns(items: list[tuple[float, int, int]])
     assert ranked.auprc()[0] == pytest.approx(average_precision_score(labels, scores * 2, sample_weight=weights))
 
 
-@given(ITEMS)
-def test_a_draw_is_the_same_as_repeating_its_items(items: list[tuple[float, int, int]]) -> None:
-    scores, positive, negative = (np.array(column, dtype=float) for column in zip(*items, strict=True))
-    counts = np.arange(len(items)) % 3 + 1
-    drawn = Ranked(scores, positive, negative)
-    repeated = Ranked(*(np.repeat(column, counts) for column in (scores, positive, negative)))
-    weights = counts[None].astype(float)
-    assert drawn.auroc(weights)[0] == pytest.approx(repeated.auroc()[0])
-    assert drawn.auprc(weights)[0] == pytest.approx(repeated.auprc()[0])
-
-
 @given(ITEMS, st.integers(1, 4), st.floats(-9, 9))
 def test_strata_are_ranked_alone(items: list[tuple[float, int, int]], number: int, shift: float) -> None:
     columns = [np.array(column, dtype=float) for column in zip(*items, strict=True)]
@@ -63,13 +53,14 @@ def test_strata_are_ranked_alone(items: list[tuple[float, int, int]], number: in
     found = [part[1].sum() for part in parts]
     assert within.auprc()[0] == pytest.approx(np.average([Ranked(*part).auprc()[0] for part in parts], weights=found))
     assert moved.auroc()[0] == pytest.approx(within.auroc()[0])  # what tells the strata apart does not count
+    # a draw is the same as repeating its items
     counts = (np.arange(len(items)) % 3)[None].astype(float)
     repeated = [np.repeat(column, counts[0].astype(int)) for column in (*columns, strata)]
     try:
-        expected = Ranked(*repeated).auroc()[0]
+        expected = [Ranked(*repeated).auroc()[0], Ranked(*repeated).auprc()[0]]
     except DataError:
-        expected = np.nan
-    assert within.auroc(counts)[0] == pytest.approx(expected, nan_ok=True)
+        expected = [np.nan] * 2
+    assert [within.auroc(counts)[0], within.auprc(counts)[0]] == pytest.approx(expected, nan_ok=True)
 
 
 @given(ITEMS, st.integers(2, 5), st.integers(0, 3))
@@ -109,7 +100,8 @@ def test_groups_are_drawn_whole() -> None:
     assert naive.high - naive.low < 0.5 * (alone.high - alone.low)
 
 
-def test_what_cannot_be_ranked() -> None:
+def test_what_cannot_be_ranked_and_one_prompt_which_has_no_interval() -> None:
+    """All draws of it are the same: they say nothing of how it would be with others."""
     for bad in (([1.0, math.nan], [1, 0], [0, 1]), ([1.0, 2.0], [1, 1], [0, 0]), ([1.0], [0], [1]), ([], [], [])):
         with pytest.raises(DataError):
             Ranked(*bad)
@@ -117,14 +109,10 @@ def test_what_cannot_be_ranked() -> None:
     for pair in (([1.0, 2.0], [1.0, 2.0]), ([], [])):
         with pytest.raises(DataError, match="differ"):
             paired_test(*pair)
-
-
-def test_one_prompt_has_no_interval() -> None:
-    """All draws of it are the same: they say nothing of how it would be with others."""
     ranked = Ranked([3.0, 2.0, 1.0], [1, 0, 1], [0, 1, 0])
     alone = Bootstrap(["a", "a", "a"], draws=30)
-    for one in (alone.interval(ranked, "auroc"), alone.difference(ranked, ranked, "auroc")):
-        assert (one.low, one.high) == (None, None)
+    for figure in (alone.interval(ranked, "auroc"), alone.difference(ranked, ranked, "auroc")):
+        assert (figure.low, figure.high) == (None, None)
     assert alone.interval(ranked, "auroc").shown() == "0.500"
     assert Bootstrap(["a", "b", "a"], draws=30).interval(ranked, "auroc").shown().startswith("0.500 (")
     assert "only one" in caution(1)
@@ -146,21 +134,13 @@ def test_effect_size_and_sign_by_hand(differences: list[int]) -> None:
     assert test.p_two_sided == pytest.approx(math.erfc(abs(z) / math.sqrt(2)), abs=1e-12)
     assert test.right == sum(value > 0 for value in differences) / n
     swapped = paired_test([0.0] * n, [float(value) for value in differences])
-    assert (swapped.z, swapped.effect_size) == (pytest.approx(-test.z), pytest.approx(test.effect_size))
-    assert swapped.p_right == pytest.approx(1 - test.p_right)
-
-
-# --- the layers that are compared
-
-
-def test_of_32_layers_they_are_the_papers() -> None:
-    assert middle_layers(32) == (10, 21)
-    assert shrinking_windows(32) == [(11, 19), (12, 18), (13, 17), (14, 16)]
-    assert shrinking_windows(4) == []
+    assert (swapped.z, swapped.p_right) == pytest.approx((-test.z, 1 - test.p_right))
 
 
 @given(st.integers(3, 200))
 def test_each_window_lies_within_the_one_before_and_is_compared_once(num_layers: int) -> None:
+    assert shrinking_windows(32) == [(11, 19), (12, 18), (13, 17), (14, 16)]  # the paper's
+    assert shrinking_windows(4) == []
     shrinking = shrinking_windows(num_layers)
     for (m, n), (inner_m, inner_n) in pairwise([middle_layers(num_layers), *shrinking]):
         assert m < inner_m < inner_n < n
@@ -172,42 +152,23 @@ def test_each_window_lies_within_the_one_before_and_is_compared_once(num_layers:
     assert sum(one.window in shrinking for one in choices) == 2 * len(shrinking)
 
 
-# --- turn taking and ratios of times, which are made up
-
-
 def test_rivals_take_turns_and_another_begins_each_time() -> None:
+    """A round is weighed as a whole: seconds over units of all its work, not the mean of each piece's quotient."""
     order: list[str] = []
 
     def rival(name: str, seconds: float, case: int) -> Turn:
         order.append(f"{name}{case}")
-        return Turn(seconds * case, case)
+        return Turn(seconds, case)
 
     ticks: list[None] = []
-    ways = {"a": partial(rival, "a", 2.0), "b": partial(rival, "b", 3.0)}
-    assert interleave(ways, [[1, 2], [3]], lambda: ticks.append(None)) == {"a": [2.0, 2.0], "b": [3.0, 3.0]}
+    ways = {"a": partial(rival, "a", 6.0), "b": partial(rival, "b", 3.0)}
+    assert interleave(ways, [[1, 2], [3]], lambda: ticks.append(None)) == {"a": [4.0, 2.0], "b": [2.0, 1.0]}
     assert order == ["a1", "b1", "b2", "a2", "a3", "b3"]
     assert len(ticks) == len(order)
-
-
-def test_a_round_is_weighed_as_a_whole() -> None:
-    """Seconds over units of all its work, not the mean of each piece's quotient."""
-    turns = iter([Turn(1.0, 1), Turn(3.0, 9)])
-    assert interleave({"a": lambda _: next(turns)}, [[None, None]]) == {"a": [0.4]}
-
-
-def test_ratio_is_taken_within_a_round() -> None:
+    assert timed(len)("four").units == 4
     assert ratio([1.0, 20.0, 3.0], [2.0, 10.0, 3.0]) == Spread(median=1.0, lowest=0.5, highest=2.0)
     with pytest.raises(ValueError, match="zip"):
         ratio([1.0], [1.0, 2.0])
-
-
-def test_timed_returns_what_the_work_counts() -> None:
-    turn = timed(len)("four")
-    assert turn.units == 4
-    assert turn.seconds >= 0
-
-
-# --- thresholds reach what they promise, the conformal one on prompts it has not seen
 
 
 SPANS = st.lists(
@@ -296,16 +257,13 @@ def test_the_guarantee_holds_on_new_prompts(target: float, power: float) -> None
     assert np.mean(flagged) < 0.95
 
 
-def test_too_few_prompts_flag_everything() -> None:
+def test_too_few_prompts_flag_everything_and_bad_targets() -> None:
     assert conformal([0.2, 0.9], [False, True], ["a", "b"], 0.3) == 0.0
     assert conformal([0.2, 0.9], [False, True], ["a", "b"], 0.34) == 0.9
     assert conformal([0.2], [False], ["a"], 0.4) == 0.0
-
-
-def test_bad_targets() -> None:
     for target in (0.0, 1.0, -1.0):
         with pytest.raises(CalibrationError, match="above 0 and below 1"):
-            conformal([0.5], [True], ["a"], target)
+            FitSettings(threshold=("conformal", target))
     with pytest.raises(CalibrationError, match="needs spans"):
         conformal([], [], [], 0.1)
     for rule in ("precision", "recall"):

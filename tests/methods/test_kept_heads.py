@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +30,6 @@ from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.weight_identity import model_digest
 from tests.helpers.alike import near
 from tests.helpers.backends import PROMPTS
-from tests.helpers.in_threads import join, start
 from tests.helpers.rivals import heads_of
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -88,80 +85,35 @@ def test_a_damaged_file_is_not_used_and_replaced(content: str, caplog: pytest.Lo
     assert heads_of_model(None, MODEL) == found_in(MODEL)
 
 
-def test_no_reader_sees_half_a_file() -> None:
-    versions = [found_in(MODEL, [value] * 4000) for value in (0.0, 1.0)]
-    file, done, seen = keep(versions[0], MODEL), threading.Event(), []
-
-    def read() -> None:
-        while not done.is_set():
-            seen.append(len(json.loads(file.read_text())["reference"]))
-
-    writers = [start(lambda: [keep(versions[number % 2], MODEL) for number in range(40)]) for _ in range(2)]
-    reader = start(read)
-    join(writers)
-    done.set()
-    join([reader])
-    assert set(seen) == {4000}
-    assert not [*file.parent.glob("*.part")]
-
-
-def test_a_failed_write_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = keep(found_in(MODEL), MODEL)
-    before = file.read_text()
-
-    def refuse(*_: Any) -> None:
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr("cocoa_engine.output_files.os.replace", refuse)
-    with pytest.raises(OSError, match="disk is full"):
-        keep(found_in(MODEL, [0.1, 0.2]), MODEL)
-    assert file.read_text() == before
-    assert not [*file.parent.glob("*.part")]
-
-
-def ranked(reference: list[float] | None) -> RetrievalHeads:
-    heads = [ScoredHead(layer=0, head=0, score=1)]
-    return RetrievalHeads(model_name="m", num_layers=1, num_heads=1, samples=1, heads=heads, reference=reference)
-
-
 @given(st.lists(SHARES, min_size=2, max_size=30), SHARES)
 def test_the_rank_is_close_to_the_share_of_knots_above(knots: list[float], value: float) -> None:
-    """And each quantile has its level."""
     knots.sort()
-    rank, last = ranked(knots).rank(value), len(knots) - 1
+    rank, last = found_in(MODEL, knots).rank(value), len(knots) - 1
     assert rank is not None
     above, equal = sum(knot > value for knot in knots), sum(knot == value for knot in knots)
     assert (above - 1) / last - 1e-9 <= rank <= (above + equal) / last + 1e-9
     if len({*knots}) == len(knots):
         levels = [1 - number / last for number in range(len(knots))]
-        assert [ranked(knots).rank(knot) for knot in knots] == pytest.approx(levels)
+        assert [found_in(MODEL, knots).rank(knot) for knot in knots] == pytest.approx(levels)
 
 
-def test_outside_the_quantiles_and_without_them() -> None:
-    heads = ranked([0.2, 0.2, 0.4, 0.8])
+def test_outside_the_quantiles_without_them_and_of_what_is_no_distribution() -> None:
+    heads = found_in(MODEL, [0.2, 0.2, 0.4, 0.8])
     assert [heads.rank(value) for value in (0.1, 0.9)] == [1.0, 0.0]
     assert heads.rank(0.2) == pytest.approx(1 - 0.5 / 3)
     assert heads.rank(0.3) == pytest.approx(1 - 1.5 / 3)
     assert [heads.rank(value) for value in (None, math.nan, math.inf)] == [None] * 3
-    assert ranked(None).rank(0.3) is None
-
-
-@pytest.mark.parametrize("knots", [[0.5], [0.5, 0.4], [-0.1, 0.4], [0.4, 1.1], [0.1, math.nan]])
-def test_refused_references(knots: list[float]) -> None:
-    with pytest.raises(ValidationError):
-        ranked(knots)
-
-
-def shaped(num_layers: int, num_heads: int, kinds: list[str] | None = None) -> Any:
-    """What the choice of heads reads of a model."""
-    config = SimpleNamespace(num_attention_heads=num_heads, layer_types=kinds, name_or_path="m")
-    return SimpleNamespace(num_layers=num_layers, config=config, is_divided=False)
+    assert found_in(MODEL).rank(0.3) is None
+    for knots in ([0.5], [0.5, 0.4], [-0.1, 0.4], [0.4, 1.1], [0.1, math.nan]):
+        with pytest.raises(ValidationError):
+            found_in(MODEL, knots)
 
 
 def best_spread(num_layers: int, num_heads: int, kinds: list[str] | None = None) -> tuple[tuple[int, int], ...]:
-    heads = spread_heads_of(shaped(num_layers, num_heads, kinds))
-    assert heads is not None
-    return heads.best(SOURCE_HEADS)
+    config = SimpleNamespace(num_attention_heads=num_heads, layer_types=kinds, name_or_path="m")
+    shaped: Any = SimpleNamespace(num_layers=num_layers, config=config, is_divided=False)
+    heads = spread_heads_of(shaped)
+    return () if heads is None else heads.best(SOURCE_HEADS)
 
 
 def test_the_embedded_model_has_a_reference(engine: CocoaEngine) -> None:
@@ -177,7 +129,7 @@ def test_the_embedded_model_has_a_reference(engine: CocoaEngine) -> None:
     assert (ranks[0], ranks[-1]) == (1.0, 0.0)
 
 
-def test_spread_heads_are_in_the_layers_after_the_middle() -> None:
+def test_spread_heads_are_in_layers_after_the_middle_that_attend_to_the_whole_prompt() -> None:
     heads = best_spread(30, 9)
     assert len(heads) == len(set(heads)) == 20
     assert {layer for layer, _ in heads} == {*range(15, 25)}
@@ -186,9 +138,6 @@ def test_spread_heads_are_in_the_layers_after_the_middle() -> None:
         spread = best_spread(layers, count)
         assert 1 <= len(spread) == len(set(spread)) <= 20
         assert all(layer >= layers // 2 for layer, _ in spread)
-
-
-def test_spread_heads_are_in_layers_that_attend_to_the_whole_prompt() -> None:
     kinds = ["full_attention", *["sliding_attention"] * 5]
     assert {layer for layer, _ in best_spread(6, 4, kinds)} == {0}  # no other layer sees all of it
     kinds = ["full_attention" if layer % 4 == 3 else "linear_attention" for layer in range(30)]
@@ -214,8 +163,11 @@ def test_models_without_known_heads_have_the_source_attention_of_spread_heads() 
         assert answer.spans[0].token_source_attention == near(kept.spans[0].token_source_attention)
         assert answer.source_heads == kept.source_heads == "spread"
         assert answer.risk_source == "token_probability"
-    named = engine.generate("ab cd ef", max_new_tokens=4, source=[(0, 2)])
+    named = engine.generate("ab cd ef", max_new_tokens=4, source=[(3, 5)])
     assert named.risk_source == "token_probability"  # there is no reference distribution of these heads
-    assert named.spans[0].passage_attention
+    for span in named.spans:
+        (on_passage,) = span.passage_attention
+        assert span.source_attention is not None
+        assert 0 < on_passage <= span.source_attention
     with pytest.raises(ConfigError, match="reference distribution"):
         engine.generate(PROMPTS[0], risk="source_attention")

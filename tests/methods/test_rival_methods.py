@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import re
 import threading
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.errors import ConfigError, PromptError, UnsupportedModelError
@@ -19,6 +16,7 @@ from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.heads import NEEDLES, Needle, find_retrieval_heads
 from cocoa_engine.methods.dola import early_layers
 from tests.helpers.alike import assert_alike, near
+from tests.helpers.attention import attention_weights
 from tests.helpers.backends import made
 from tests.helpers.in_threads import join, start
 from tests.helpers.inside import use_backend
@@ -26,7 +24,7 @@ from tests.helpers.prompts import PROMPTS
 from tests.helpers.reference import FullForward, Reference, assert_same
 from tests.helpers.rivals import RIVALS, config_of, heads_file, heads_of
 from tests.helpers.rivals_reference import DecoreReference, DiverReference, DolaReference
-from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import RECURRENT, VOCAB_SIZE, tiny_model, tiny_tokenizer
 
 NEAR = 2e-4
 """Decisions nearer than this may fall either way in float32."""
@@ -40,32 +38,74 @@ def reference_of(method: str, forward: FullForward, tokenizer: Any, config: Coco
     return reference
 
 
-def prompts(count: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(5)
-    return [torch.randint(20, VOCAB_SIZE, (3 + 4 * n,), generator=generator).tolist() for n in range(count)]
+def prompts(count: int, shortest: int = 3, seed: int = 5) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(20, VOCAB_SIZE, (shortest + 4 * n,), generator=generator).tolist() for n in range(count)]
+
+
+BOTH: list[dict[str, Any]] = [{}, {"final_layer": "pre_norm", "span_log_prob": "mean", "metric": "con_mlds"}]
+
+
+SETTINGS: list[tuple[str, str, dict[str, Any]]] = [
+    *((method, architecture, settings) for method in RIVALS for architecture in ("llama", "gpt2") for settings in BOTH),
+    *((method, "llama", {**settings, "forward": "modules"}) for method in RIVALS for settings in BOTH),
+    *((method, "qwen3", BOTH[1]) for method in RIVALS),
+    ("diver", "mistral-sliding", {}),
+    ("diver", "gemma3_text", {"forward": "modules"}),
+    ("dola", "llama", {"dola_layers": "low"}),
+    ("dola", "llama", {"tied": True, "dola_layers": "low"}),
+    ("dola", "gpt2", {"dola_layers": "4"}),
+    ("dola", "llama", {"tied": True, "dola_layers": "0,2,5"}),
+    ("dola", "llama", {"dola_relative_top": 0.0}),
+    ("dola", "gpt2", {"dola_relative_top": 0.01}),
+    ("dola", "llama", {"tied": True, "dola_relative_top": 0.6}),
+    ("dola", "gpt2", {"dola_layers": "low", "dola_relative_top": 0.4}),
+    *(("diver", "llama", {"diver_weight": weight}) for weight in (0.0, 0.3, 2.0)),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", RIVALS)
-@pytest.mark.parametrize(
-    ("architecture", "forward"), [("llama", "auto"), ("llama", "modules"), ("qwen3", "auto"), ("gpt2", "modules")]
-)
-def test_tiny_models_decode_as_the_formula_says(architecture: str, forward: Any, method: str, tmp_path: Path) -> None:
-    model, tokenizer = tiny_model(architecture, seed=1), tiny_tokenizer()
+@pytest.mark.parametrize(("method", "architecture", "settings"), SETTINGS, ids=str)
+def test_tiny_models_decode_and_score_as_the_formula_says(
+    method: str, architecture: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Alone, in batches, as streams and without guesses; settings change something. Diver reads back in pieces."""
+    settings = {**settings}
+    tied, forward = settings.pop("tied", False), settings.pop("forward", "auto")
+    model, tokenizer = tiny_model(architecture, seed=1, tie_word_embeddings=tied), tiny_tokenizer()
+    engine, without_drafts = (
+        CocoaEngine(model, tokenizer, runtime=Runtime(forward=forward, prefix_cache_mb=0, draft_tokens=count))
+        for count in (4, 0)
+    )
+    default = config_of(method, model, tmp_path, max_new_tokens=8, max_span_tokens=4)
+    config = default.replace(**settings)
     full = FullForward(model)
-    checked = 0
-    for settings in ({}, {"final_layer": "pre_norm", "span_log_prob": "mean", "metric": "con_mlds"}):
-        config = config_of(method, model, tmp_path, max_new_tokens=8, max_span_tokens=4, **settings)
-        engine = CocoaEngine(model, tokenizer, runtime=Runtime(forward=forward, prefix_cache_mb=0))
-        reference = reference_of(method, full, tokenizer, config)
-        for prompt in prompts(4):
-            answer = engine.generate(prompt, config=config)
-            full.foresee(prompt, answer)
-            expected = reference.generate(prompt)
-            if expected.margin > NEAR:
-                assert_same(answer, expected)
-                checked += 1
-    assert checked >= 3
+    reference = reference_of(method, full, tokenizer, config)
+    checked = others = 0
+    *asked, longer = [[9], *prompts(5)]
+    if long := method == "diver" and not settings:
+        asked += prompts(1, 150, seed=7)
+    answers = engine.generate_batch(asked, config=config)
+    for prompt, answer in zip(asked, answers, strict=True):
+        full.foresee(prompt, answer)
+        expected = reference.generate(prompt)
+        if expected.margin > NEAR:
+            assert_same(answer, expected)
+            assert_alike(engine.generate(prompt, config=config), answer)
+            checked += 1
+            plain = engine.generate(prompt, config=default)
+            apart = sum(span.score for span in answer.spans) - sum(span.score for span in plain.spans)
+            others += answer.token_ids != plain.token_ids or abs(apart) > 0.01
+    assert checked >= 2
+    assert expected.margin > NEAR or not long
+    assert others >= bool(settings)
+    with engine.stream(asked[2], config=config) as stream:
+        assert [span.token_ids for span in stream] == [span.token_ids for span in answers[2].spans]
+    assert_alike(without_drafts.generate(asked[3], config=config), answers[3])
+    for prompt in ([7], longer):  # also one of a single token, of which nothing is read beforehand
+        for text, scored in zip(asked[1:4], engine.score(prompt, asked[1:4], config=config), strict=True):
+            assert_same(scored, reference.score(prompt, text))
+            assert_alike(engine.score(prompt, text, config=config), scored)
 
 
 @pytest.mark.parametrize("method", RIVALS)
@@ -73,10 +113,10 @@ def test_the_real_model_decodes_as_the_formula_says(float32_engine: CocoaEngine,
     full = FullForward(float32_engine.model)
     config = config_of(method, float32_engine.model, tmp_path, max_new_tokens=4, max_candidates=3, max_span_tokens=3)
     reference = reference_of(method, full, float32_engine.tokenizer, config)
-    prompt = float32_engine.encode(PROMPTS["question"])
+    prompt = float32_engine.encode(PROMPTS["story"])
     given = float32_engine.encode(" a small town in the north.", add_special_tokens=False)
     assert_same(float32_engine.score(prompt, given, config=config), reference.score(prompt, given))
-    for name in ("question", "story"):
+    for name in ("story", "question"):
         prompt = float32_engine.encode(PROMPTS[name])
         answer = float32_engine.generate(prompt, config=config)
         full.foresee(prompt, answer)
@@ -85,93 +125,6 @@ def test_the_real_model_decodes_as_the_formula_says(float32_engine: CocoaEngine,
             assert_same(answer, expected)
             return
     pytest.fail("each prompt has a decision that rounding may turn")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", RIVALS)
-@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_given_texts_score_as_the_formula_says(architecture: str, method: str, tmp_path: Path) -> None:
-    model, tokenizer = tiny_model(architecture, seed=2), tiny_tokenizer()
-    config = config_of(method, model, tmp_path)
-    engine, reference = CocoaEngine(model, tokenizer), reference_of(method, FullForward(model), tokenizer, config)
-    longer, *texts = prompts(4)
-    for prompt in ([7], longer):  # also one of a single token, of which nothing is read beforehand
-        together = engine.score(prompt, texts, config=config)
-        for text, one in zip(texts, together, strict=True):
-            assert_same(one, reference.score(prompt, text))
-            assert_alike(engine.score(prompt, text, config=config), one)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "architecture", "tied", "settings"),
-    [
-        ("dola", "llama", False, {"dola_layers": "low"}),
-        ("dola", "llama", True, {"dola_layers": "low"}),
-        ("dola", "gpt2", False, {"dola_layers": "4"}),
-        ("dola", "llama", True, {"dola_layers": "0,2,5"}),
-        ("dola", "llama", False, {"dola_relative_top": 0.0}),
-        ("dola", "gpt2", False, {"dola_relative_top": 0.01}),
-        ("dola", "llama", True, {"dola_relative_top": 0.6}),
-        ("dola", "gpt2", False, {"dola_layers": "low", "dola_relative_top": 0.4}),
-        *(("diver", "llama", False, {"diver_weight": weight}) for weight in (0.0, 0.3, 2.0)),
-    ],
-    ids=str,
-)
-def test_settings_do_as_the_formula_says(method: str, architecture: str, tied: bool, settings: dict[str, Any]) -> None:
-    """Checks answers and given texts; some have other tokens or scores than by the default settings."""
-    model, tokenizer = tiny_model(architecture, seed=1, tie_word_embeddings=tied), tiny_tokenizer()
-    engine, full = CocoaEngine(model, tokenizer, runtime=Runtime(prefix_cache_mb=0)), FullForward(model)
-    default = CocoaConfig(method=method, max_new_tokens=8, max_span_tokens=4)
-    config = default.replace(**settings)
-    reference = reference_of(method, full, tokenizer, config)
-    checked = others = 0
-    *asked, text = prompts(5)
-    for prompt in asked:
-        assert_same(engine.score(prompt, text, config=config), reference.score(prompt, text))
-        answer = engine.generate(prompt, config=config)
-        full.foresee(prompt, answer)
-        expected = reference.generate(prompt)
-        if expected.margin > NEAR:
-            assert_same(answer, expected)
-            checked += 1
-            plain = engine.generate(prompt, config=default)
-            apart = sum(span.score for span in answer.spans) - sum(span.score for span in plain.spans)
-            others += answer.token_ids != plain.token_ids or abs(apart) > 0.01
-    assert checked >= 2
-    assert others >= 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", RIVALS)
-def test_streams_and_batches_are_the_same(method: str, tmp_path: Path) -> None:
-    model = tiny_model("llama", seed=3)
-    config = config_of(method, model, tmp_path, max_new_tokens=14, max_span_tokens=4)
-    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
-    asked = [[9], *prompts(4)]
-    alone = [engine.generate(prompt, config=config) for prompt in asked]
-    for one, other in zip(alone, engine.generate_batch(asked, config=config), strict=True):
-        assert_alike(other, one)
-    with engine.stream(asked[2], config=config) as stream:
-        spans = list(stream)
-    assert [span.token_ids for span in spans] == [span.token_ids for span in alone[2].spans]
-    drafts = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(draft_tokens=0, prefix_cache_mb=0))
-    assert_alike(drafts.generate(asked[3], config=config), alone[3])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["mamba", "qwen3_next"])
-def test_slower_ways(architecture: str, tmp_path: Path) -> None:
-    """DoLa runs on any model; the others say what they need."""
-    model, tokenizer = tiny_model(architecture), tiny_tokenizer()
-    engine = CocoaEngine(model, tokenizer)
-    config = CocoaConfig(method="dola", max_new_tokens=8, dola_layers="0,1", repetition_penalty=1.0)
-    assert len(engine.generate(prompts(2)[1], config=config).token_ids) <= 8
-    with pytest.raises(UnsupportedModelError, match="share one cache"):
-        engine.generate(prompts(1)[0], method="diver")
-    if architecture == "qwen3_next":
-        with pytest.raises(UnsupportedModelError, match="masks attention heads"):
-            engine.generate(prompts(1)[0], config=config_of("decore", model, tmp_path))
 
 
 def test_layers_of_dola() -> None:
@@ -187,28 +140,29 @@ def test_layers_of_dola() -> None:
 
 def test_bad_settings(engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path))  # without heads that somebody has ranked
-    tiny = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    tiny = CocoaEngine(tiny_model("gpt2"), tiny_tokenizer())
     with pytest.raises(ConfigError, match="cocoa heads"):
         tiny.generate("Hello", method="decore")
     (tmp_path / "bad.json").write_text("{}")
-    head = {"layer": 0, "head": 9, "score": 1}
-    outside = {"model_name": "m", "num_layers": 6, "num_heads": 4, "samples": 1, "heads": [head]}
-    (tmp_path / "outside.json").write_text(json.dumps(outside))
-    for settings, message in (
-        ({"method": "decore", "decore_heads": str(tmp_path / "none.json")}, "cannot be read"),
-        ({"method": "decore", "decore_heads": str(tmp_path / "bad.json")}, "not a file of `cocoa heads`"),
-        ({"method": "decore", "decore_heads": str(tmp_path / "outside.json")}, "a head is outside"),
-        ({"method": "decore", "decore_heads": heads_file(tmp_path, 4, 4, [(0, 0)])}, "4 layers of 4"),
-        ({"method": "dola", "dola_layers": "16,99"}, "dola_layers"),
-        ({"dola_layers": "top"}, "dola_layers"),
+    outside = Path(heads_file(tmp_path, 6, 4, [(0, 3)]))
+    outside.write_text(outside.read_text().replace('"head":3', '"head":9'))
+    for file, message in (
+        (tmp_path / "none.json", "cannot be read"),
+        (tmp_path / "bad.json", "not a file of `cocoa heads`"),
+        (outside, "a head is outside"),
+        (heads_file(tmp_path, 4, 4, [(0, 0)]), "4 layers of 4"),
     ):
         with pytest.raises(ConfigError, match=message):
+            engine.generate("Hello", method="decore", decore_heads=str(file))
+    for settings in ({"method": "dola", "dola_layers": "16,99"}, {"dola_layers": "top"}):
+        with pytest.raises(ConfigError, match="dola_layers"):
             engine.generate("Hello", **settings)
     assert CocoaConfig(dola_layers=(16, 18)).dola_layers == "16,18"  # type: ignore[arg-type]
-    window = engine.context_window
-    assert window is not None
+    assert engine.context_window is not None
     with pytest.raises(PromptError, match="reads it twice"):
-        engine.generate([5] * (window // 2), method="diver")
+        engine.generate([5] * (engine.context_window // 2), method="diver")
+    with pytest.raises(PromptError, match="reads twice"):
+        tiny.score([5] * 256, [6], method="diver")
 
 
 def copied(model: Any, prompt: list[int], needle: range, answer: list[int]) -> torch.Tensor:
@@ -216,10 +170,7 @@ def copied(model: Any, prompt: list[int], needle: range, answer: list[int]) -> t
 
     1 / |needle| for each token of the greedy answer that stands where the head attends to most, in the needle.
     """
-    with torch.no_grad():
-        attentions = model(
-            torch.tensor([[*prompt, *answer]]), output_attentions=True
-        ).attentions  # L of [1, heads, T, T]
+    attentions = attention_weights(model, [*prompt, *answer])
     scores = torch.zeros(len(attentions), attentions[0].shape[1], dtype=torch.float64)
     for number, token in enumerate(answer):
         for layer, weights in enumerate(attentions):
@@ -230,10 +181,6 @@ def copied(model: Any, prompt: list[int], needle: range, answer: list[int]) -> t
 
 def test_heads_score_what_they_copy(float32_engine: CocoaEngine) -> None:
     """One of the three needles is not found again here, and does not count."""
-    config = copy.deepcopy(float32_engine.model.config)
-    eager = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    eager.load_state_dict(float32_engine.model.state_dict())
-    eager.eval()
     counted = []
     for needle in NEEDLES:
         prompt = lab_heads._prompt(float32_engine, needle, 48, 0.4)
@@ -245,7 +192,7 @@ def test_heads_score_what_they_copy(float32_engine: CocoaEngine) -> None:
         said, words = (re.findall(r"\w+", text.lower()) for text in (answer.text, needle.text))
         if sum(min(words.count(word), said.count(word)) for word in {*words}) / len(words) > 0.5:
             tokens = answer.token_ids[: -1 if answer.finish_reason == "eos" else None]
-            counted.append(copied(eager, prompt, place, tokens))
+            counted.append(copied(float32_engine.model, prompt, place, tokens))
     found = find_retrieval_heads(float32_engine, lengths=(48,), depths=(0.4,))
     assert found.samples == len(counted) == 2
     mean = (counted[0] + counted[1]) / 2
@@ -254,26 +201,27 @@ def test_heads_score_what_they_copy(float32_engine: CocoaEngine) -> None:
         assert head.score == near(float(mean[head.layer, head.head])), head
 
 
-@pytest.mark.parametrize("kind", ["masked_modules", "copied_cache", "recompute"])
 def test_heads_are_the_same_however_the_model_is_run(
-    float32_engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, kind: str
+    float32_engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with the model's own attention, which is observed where it is called."""
-    monkeypatch.setattr(lab_heads, "NEEDLES", (Needle("The code is 471.", "What is the code?"),))
+    monkeypatch.setattr(lab_heads, "NEEDLES", (Needle("Code 471.", "Code?"),))
     monkeypatch.setattr(lab_heads, "RECALLED", -1.0)
-    other = CocoaEngine(float32_engine.model, float32_engine.tokenizer)
-    use_backend(other, made(float32_engine.model, kind, "stock"))
-    assert not other.session.backend.masks_heads
-    expected, found = (find_retrieval_heads(one, lengths=(8,), depths=(0.4,)) for one in (float32_engine, other))
-    assert expected.heads[0].score > 0.1
-    by_head = {(head.layer, head.head): head.score for head in expected.heads}
-    assert {(head.layer, head.head): head.score for head in found.heads} == near(by_head)
+    scores = []
+    for kind in (None, "masked_modules", "copied_cache", "recompute"):
+        engine = CocoaEngine(float32_engine.model, float32_engine.tokenizer)
+        if kind is not None:
+            use_backend(engine, made(float32_engine.model, kind, "stock"))
+        assert engine.session.backend.masks_heads == (kind is None)
+        heads = find_retrieval_heads(engine, lengths=(8,), depths=(0.4,)).heads
+        scores.append({(head.layer, head.head): head.score for head in heads})
+        assert scores[-1] == near(scores[0])
+    assert max(scores[0].values()) > 0.1
 
 
 @pytest.mark.slow
 def test_heads_are_found_while_others_use_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left hooked onto the model, whoever ends first."""
-    monkeypatch.setattr(lab_heads, "NEEDLES", NEEDLES[:1])
+    monkeypatch.setattr(lab_heads, "NEEDLES", (Needle("Code 471.", "Code?"),))
     monkeypatch.setattr(lab_heads, "RECALLED", -1.0)
     model = tiny_model("llama", max_position_embeddings=4096)
     usual = model.config._attn_implementation
@@ -291,11 +239,6 @@ def test_heads_are_found_while_others_use_the_model(monkeypatch: pytest.MonkeyPa
     join(threads)
     assert found[0] == found[1]
     assert model.config._attn_implementation == usual
-
-
-def test_heads_of_an_attention_that_cannot_be_seen_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnsupportedModelError, match="has code of its own"):
-        find_retrieval_heads(CocoaEngine(tiny_model("mamba"), tiny_tokenizer()), lengths=(32,))
 
 
 def test_scores_of_heads_are_means_over_the_needles_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,27 +262,21 @@ def test_scores_of_heads_are_means_over_the_needles_found_again(monkeypatch: pyt
         find_retrieval_heads(engine, lengths=(32,), depths=(0.1, 0.9))
 
 
-class Forbids:
-    """Forbids all tokens but some, in place."""
-
-    def __init__(self, *allowed: int) -> None:
-        self.allowed = list(allowed)
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        kept = scores[:, self.allowed].clone()
-        scores[:] = -torch.inf
-        scores[:, self.allowed] = kept + 1000
-        return scores
-
-
 @pytest.mark.parametrize("method", ["dola", "decore"])
 def test_processors_choose_and_do_not_score(method: str, tmp_path: Path) -> None:
     """Also where they leave none of the plausible tokens, and where they write into what they are given."""
-    model = tiny_model("llama", seed=4)
+    model, allowed = tiny_model("llama", seed=4), [40, 41]
+
+    def forbid_others(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        kept = scores[:, allowed].clone()
+        scores[:] = -torch.inf
+        scores[:, allowed] = kept + 1000
+        return scores
+
     engine = CocoaEngine(model, tiny_tokenizer())
     config = config_of(method, model, tmp_path, max_new_tokens=6, dola_relative_top=1.0)
-    answer = engine.generate(prompts(1)[0], config=config, logits_processor=[Forbids(40, 41)])
-    assert set(answer.token_ids) <= {40, 41}
+    answer = engine.generate(prompts(1)[0], config=config, logits_processor=[forbid_others])
+    assert set(answer.token_ids) <= {*allowed}
     assert all(abs(span.score) < 500 for span in answer.spans)
     scored = engine.score(prompts(1)[0], answer.token_ids, config=config)
     assert sum(span.score for span in answer.spans) == pytest.approx(scored.spans[0].score, abs=1e-3)
@@ -358,32 +295,34 @@ def test_a_caller_in_inference_mode(method: str, tmp_path: Path) -> None:
             assert_alike(engine.generate(long, config=config), expected)
 
 
-def test_models_that_a_method_does_not_fit(tmp_path: Path) -> None:
-    narrow = CocoaEngine(tiny_model("opt", word_embed_proj_dim=16), tiny_tokenizer())
-    with pytest.raises(UnsupportedModelError, match="width 32"):
-        narrow.generate(prompts(1)[0], method="dola", dola_layers="2", final_layer="pre_norm", max_new_tokens=2)
-    half = CocoaEngine(tiny_model("mamba").to(torch.bfloat16), tiny_tokenizer())
-    assert half.generate(prompts(1)[0], method="dola", dola_layers="1", max_new_tokens=2).token_ids
-    with pytest.raises(UnsupportedModelError, match="no attention heads"):
-        half.generate(prompts(1)[0], method="decore", decore_heads=heads_file(tmp_path, 6, 4, [(0, 0)]))
-    tiny = CocoaEngine(tiny_model("gpt2"), tiny_tokenizer())
-    with pytest.raises(PromptError, match="reads twice"):
-        tiny.score([5] * 256, [6], method="diver")
+DECORE = {"method": "decore"}
+DOLA = {"method": "dola", "max_new_tokens": 2, "repetition_penalty": 1.0}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("architecture", "forward"), [("llama", "auto"), ("mistral-sliding", "auto"), ("gemma3_text", "modules")]
+    ("architecture", "settings", "message"),
+    [
+        ("opt", {**DOLA, "dola_layers": "2", "final_layer": "pre_norm"}, "width 32"),
+        *((architecture, {"method": "diver"}, "share one cache") for architecture in RECURRENT),
+        ("qwen3_next", DECORE, "masks attention heads"),
+        ("mamba", DECORE, "no attention heads"),
+    ],
 )
-def test_diver_reads_a_prompt_of_several_pieces(architecture: str, forward: Any) -> None:
-    model, tokenizer = tiny_model(architecture, seed=1), tiny_tokenizer()
-    engine = CocoaEngine(model, tokenizer, runtime=Runtime(forward=forward))
-    config = CocoaConfig(method="diver", max_new_tokens=6, max_span_tokens=3)
-    full = FullForward(model)
-    long = torch.randint(20, VOCAB_SIZE, (150,), generator=torch.Generator().manual_seed(7)).tolist()
-    answer = engine.generate(long, config=config)
-    full.foresee(long, answer)
-    expected = DiverReference(full, tokenizer, config).generate(long)
-    assert expected.margin > NEAR
-    assert answer.usage.risk_points
-    assert_same(answer, expected)
+def test_models_that_a_method_does_not_fit(
+    architecture: str, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """DoLa runs on any whose width is that of its output layer."""
+    width = {"word_embed_proj_dim": 16} if architecture == "opt" else {}
+    model = tiny_model(architecture, **width)
+    if settings is DECORE:
+        settings = {**DECORE, "decore_heads": heads_file(tmp_path, 6, 4, [(0, 0)])}
+    engine = CocoaEngine(model, tiny_tokenizer())
+    with pytest.raises(UnsupportedModelError, match=message):
+        engine.generate(prompts(1)[0], **settings)
+    if architecture in RECURRENT:
+        for each in (engine, CocoaEngine(model.to(torch.bfloat16), tiny_tokenizer())):
+            assert len(each.generate(prompts(2)[1], **DOLA, dola_layers="0,1").token_ids) in (1, 2)
+    if architecture == "mamba":
+        with pytest.raises(UnsupportedModelError, match="has code of its own"):
+            find_retrieval_heads(engine, lengths=(32,))

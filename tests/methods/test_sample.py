@@ -14,11 +14,11 @@ from scipy.stats import chisquare
 from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
-from cocoa_engine.decoding import task
 from cocoa_engine.decoding.next_tokens import Sampler, next_tokens
 from cocoa_engine.methods.sample import Sample
 from cocoa_integrations.langchain import ChatCocoa
 from tests.helpers.alike import assert_alike, near
+from tests.helpers.backends import plain
 from tests.helpers.engines import engine_of, prompt
 from tests.helpers.structured import engine_for_schemas
 from tests.helpers.tiny_models import tiny_model
@@ -49,14 +49,11 @@ def expected_distribution(engine: CocoaEngine, ids: list[int], settings: dict[st
     config.eos_token_id = None
     sequence = torch.tensor([ids])
     processors = engine.model._get_logits_processor(config, input_ids_seq_length=len(ids), device="cpu")
-    with torch.no_grad():
-        logits = engine.model(sequence).logits[:, -1].float()
-    return processors(sequence, logits).softmax(-1)[0]
+    return processors(sequence, plain(engine.model, ids)[None]).softmax(-1)[0]
 
 
 def processed_logits(engine: CocoaEngine, ids: list[int], settings: dict[str, Any]) -> torch.Tensor:
-    with torch.no_grad():
-        logits = engine.model(torch.tensor([ids])).logits[:, -1].float()
+    logits = plain(engine.model, ids)[None]
     if penalty := settings.get("repetition_penalty"):
         logits = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([ids]), logits)
     return logits[0]
@@ -88,13 +85,11 @@ def p_value(counts: Counter[int], expected: torch.Tensor) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_draws_follow_the_distribution_of_transformers(settings: dict[str, Any], tiny: CocoaEngine) -> None:
-    logits = processed_logits(tiny, prompt(3), settings)
-    assert p_value(Counter(draws(logits, 5000, settings)), expected_distribution(tiny, prompt(3), settings)) > 1e-3
-
-
-def test_the_chi_square_test_can_fail(tiny: CocoaEngine) -> None:
-    drawn = Counter(draws(processed_logits(tiny, prompt(3), {}), 5000, {"temperature": 0.8}))
-    assert p_value(drawn, expected_distribution(tiny, prompt(3), {})) < 1e-6
+    """And no other one."""
+    drawn = Counter(draws(processed_logits(tiny, prompt(0), settings), 5000, settings))
+    assert p_value(drawn, expected_distribution(tiny, prompt(0), settings)) > 1e-3
+    other = {**settings, "temperature": 1.25 * settings.get("temperature", 1.0)}
+    assert p_value(drawn, expected_distribution(tiny, prompt(0), other)) < 1e-6
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 5e-324}, {"top_k": 1}, {"top_p": 1e-9}])
@@ -128,10 +123,8 @@ def test_a_seed_gives_the_same_answer_alone_in_a_batch_and_as_a_stream(
         with tiny.stream(given, **settings) as stream:
             assert [span.token_ids for span in stream] == [span.token_ids for span in alone.spans]
     assert together != tiny.generate_batch(prompts, **settings | {"seed": 8})
-
-
-def test_without_a_seed_answers_differ(tiny: CocoaEngine) -> None:
-    assert len({tuple(sampled(tiny, prompt(0), seed=None).token_ids) for _ in range(4)}) > 1
+    without = [tiny.generate_batch(prompts, **settings | {"seed": None}) for _ in range(2)]
+    assert without[0] != without[1]
 
 
 def test_the_figures_are_those_of_the_models_own_distribution(tiny: CocoaEngine) -> None:
@@ -148,25 +141,7 @@ def test_the_figures_are_those_of_the_models_own_distribution(tiny: CocoaEngine)
         assert all(best >= taken - 1e-6 for best, taken in zip(top, span.token_log_probs, strict=True))
 
 
-def test_tokens_fed_ahead_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("llama")
-    with torch.no_grad():  # the next token follows mostly from the last one, so that guesses are often right
-        for layer in model.get_decoder().layers:
-            layer.self_attn.o_proj.weight.mul_(0.2)
-            layer.mlp.down_proj.weight.mul_(0.2)
-    saved = 0
-    for number in range(4):
-        given = [*prompt(number), *prompt(number)]
-        settings = {"temperature": 0.3, "seed": number, "max_new_tokens": 40}
-        ahead = sampled(engine_of(model, draft_tokens=5), given, **settings)
-        with monkeypatch.context() as patch:
-            patch.setattr(task, "FREE_LEAVES", 1)
-            one_by_one = sampled(engine_of(model, draft_tokens=0), given, **settings)
-        assert_alike(ahead, one_by_one)
-        saved += one_by_one.usage.forward_passes - ahead.usage.forward_passes
-    assert saved > 0
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"temperature": 2.0}, {"temperature": 2.0, "top_p": 0.9, "top_k": 40}])
 def test_a_grammar_holds(settings: dict[str, Any]) -> None:
     constrained = engine_for_schemas()

@@ -1,7 +1,9 @@
-"""The tokens that end a text: the union of what every file of a model says."""
+"""The tokens that end a text, the union of what every file of a model says; templates and vocabularies of llama.cpp."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.generation_config import eos_of_gguf, eos_token_ids, turn_end
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.tokenizer import Tokens
-from tests.conformance.tools import source_if_there
-from tests.helpers import small_gguf
+from tests.conformance.llama_cpp_files import MODELS, check, compared, forged
+from tests.conformance.llama_cpp_files import TEMPLATES as FOLDER
+from tests.conformance.tools import OMITTED, source_if_there
+from tests.helpers.family_gguf import write_family
 from tests.helpers.processors import Dictated
 from tests.helpers.tiny_models import EOS, PAD, tiny_model, tiny_tokenizer
 
@@ -45,9 +49,9 @@ TEMPLATES: dict[str | None, int | None] = {
 }
 
 
-def tokenizer_with(template: str | None, eos: str | None = "<eos>") -> Any:
+def tokenizer_with(template: str | None, eos: str | None = "<eos>", marks: Iterable[str] = ("<|turn|>",)) -> Any:
     tokenizer = tiny_tokenizer()
-    tokenizer.add_tokens([AddedToken("<|turn|>", special=True, normalized=False)], special_tokens=True)
+    tokenizer.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks], special_tokens=True)
     tokenizer.chat_template, tokenizer.eos_token = template, eos
     return tokenizer
 
@@ -83,7 +87,7 @@ def test_ends_are_the_union(model: Any, own: Any, of_call: Any, eos: str | None,
     assert ends == {end for end in expected if end is not None and 0 <= end < SIZE}
 
 
-@pytest.mark.parametrize("own", [0, None, [], 10**6, -1, [10**6, EOS]])
+@pytest.mark.parametrize("own", [0, None, [10**6, EOS]])
 def test_an_answer_ends_at_each_of_them(model: Any, own: Any) -> None:
     """The template's and the tokenizer's, whatever the generation config says."""
     engine = CocoaEngine(model, tokenizer_with(CHATML, "<pad>"))
@@ -110,8 +114,6 @@ def test_a_grammar_may_end_with_each_of_them(model: Any) -> None:
         engine.constrain(regex="a")
 
 
-# GGUF files.
-
 NAMES = ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"]
 NAMES += ["<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "<end_of_utterance>", "<turn|>", "<|fim_pad|>", "<|file_sep|>"]
 
@@ -136,11 +138,11 @@ def test_names_that_end_a_text(tokens: dict[str, int], ends: list[str]) -> None:
     assert [[*tokens][number] for number in eos_of_gguf(metadata)] == ends
 
 
-@pytest.mark.parametrize("key", ["eos", "eot", "eom"])
-def test_keys_name_tokens(key: str) -> None:
-    for token_id, ends in ((0, [0]), (2, [2]), (3, []), (-1, []), (2**32 - 1, [])):
-        metadata = {"tokenizer.ggml.tokens": ["a", "b", "c"], f"tokenizer.ggml.{key}_token_id": token_id}
-        assert eos_of_gguf(metadata) == ends
+def test_keys_name_tokens() -> None:
+    for key in ("eos", "eot", "eom"):
+        for token_id, ends in ((0, [0]), (2, [2]), (3, []), (-1, []), (2**32 - 1, [])):
+            metadata = {"tokenizer.ggml.tokens": ["a", "b", "c"], f"tokenizer.ggml.{key}_token_id": token_id}
+            assert eos_of_gguf(metadata) == ends
 
 
 @pytest.mark.slow
@@ -152,7 +154,7 @@ def test_a_file_whose_end_is_not_that_of_its_template(tmp_path: Path, kind: int,
     template = CHATML.replace("<bos>", "<|im_start|>").replace("<|turn|>", "<|im_end|>")
     for number, chat_template in enumerate((template, None)):
         file = tmp_path / f"{number}.gguf"
-        small_gguf.write(file, "llama", "F32", special=special, ids={"bos": 1, "eos": 2}, template=chat_template)
+        write_family(file, "llama", "F32", special=special, ids={"bos": 1, "eos": 2}, template=chat_template)
         assert eos_of_gguf(GgufFile(file).metadata) == [2, 3, 4]
         engine = CocoaEngine.from_pretrained(file, calibrator=None, **options)
         said = engine.encode("he12", add_special_tokens=False)
@@ -162,8 +164,6 @@ def test_a_file_whose_end_is_not_that_of_its_template(tmp_path: Path, kind: int,
             if not options:  # transformers reads the types of tokens by itself
                 assert answer.text == "he12"
 
-
-# The templates that llama.cpp tests with.
 
 ENDS = """
 <|im_end|> Bielik HuggingFaceTB Kimi-K2 LFM2 MiMo NVIDIA-Nemotron-3 NousResearch Qwen StepFun moonshotai openbmb
@@ -202,17 +202,41 @@ OTHERS += " <|content|> <|start_of_role|> <|end_of_role|> <|assistant|> <think> 
 
 @pytest.mark.slow
 def test_the_ends_of_llama_cpp_s_templates() -> None:
-    folder = source_if_there("llama-cpp-python") / "vendor/llama.cpp/models/templates"
-    marks = [
-        AddedToken(mark, special=True, normalized=False) for mark in {*STATED.values(), *OTHERS.split()} - {"none"}
-    ]
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_tokens(marks, special_tokens=True)
+    tokenizer = tokenizer_with(None, marks={*STATED.values(), *OTHERS.split()} - {"none"})
     tokens = Tokens(tokenizer)
     ends: dict[str, str] = {}
-    for file in sorted(folder.glob("*.jinja")):
+    for file in sorted((source_if_there("llama-cpp-python") / FOLDER).glob("*.jinja")):
         tokens.settings.chat_template = file.read_text()
         end = turn_end(tokens)
         ends[file.stem] = "none" if end is None else str(tokenizer.convert_ids_to_tokens(end))
     assert len(ends) > 60
     assert ends == {name: STATED[max(filter(name.startswith, STATED), key=len)] for name in ends}
+
+
+READ = ("command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "llama-bpe", "llama-spm", "mpt")
+READ += ("phi-3", "qwen2", "qwen35", "refact", "starcoder")
+WITHOUT_TEXTS = ("aquila", "baichuan", "gpt-neox")
+REFUSED = ("bert-bge", "nomic-bert-moe")  # of encoders
+
+
+@pytest.mark.slow
+def test_templates_are_rendered_as_transformers_does() -> None:
+    outcomes = list(compared(source_if_there("llama-cpp-python") / FOLDER))
+    different = {name for name, _, outcome in outcomes if outcome == "differs"}
+    assert different == OMITTED["templates"].keys()
+    assert Counter(outcome for *_, outcome in outcomes)["equal"] > 300
+
+
+@pytest.mark.slow
+def test_no_text_makes_a_control_token() -> None:
+    attempts = list(forged(source_if_there("llama-cpp-python") / FOLDER, each=False))
+    assert len(attempts) > 400
+    assert [(name, kind) for name, kind, _, made in attempts if made] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*READ, *WITHOUT_TEXTS, *REFUSED])
+def test_a_vocabulary_has_the_ids_of_llama_cpp(name: str) -> None:
+    compared_texts = check(source_if_there("llama-cpp-python") / MODELS / f"ggml-vocab-{name}.gguf")
+    assert (compared_texts is None) == (name in REFUSED)
+    assert name not in READ or (compared_texts is not None and compared_texts >= 46)

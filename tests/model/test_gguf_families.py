@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -22,10 +20,9 @@ from cocoa_engine.model.experts import SeparateExperts
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained
 from tests.helpers.backends import made
-from tests.helpers.family_gguf import FAMILIES, write_family
+from tests.helpers.family_gguf import BYTE_LEVEL, FAMILIES, UNPACKED, write_family
 from tests.helpers.inside import use_backend
 from tests.helpers.libraries import needs_kernels
-from tests.helpers.small_gguf import write
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer
 
 IDS = torch.randint(3, 260, (1, 20), generator=torch.Generator().manual_seed(0))
@@ -36,18 +33,7 @@ def logits(model: Any) -> torch.Tensor:
     return model(IDS).logits
 
 
-SMALL = ("llama", "qwen2", "qwen3")
-ALL = (*SMALL, *FAMILIES)
-
-
-@torch.no_grad()
-def written(path: Path, family: str, kind: str, *, tied: bool = True) -> Any:
-    """The model that a file holds."""
-    return (write if family in SMALL else write_family)(path, family, kind, tied=tied)
-
-
 def assert_same_answers(engine: CocoaEngine, exact: Any, prompt: Any, methods: Sequence[str] = ("cocoa-sig",)) -> None:
-    """The tokens and figures are those of the engine of an ordinary model."""
     plain = CocoaEngine(exact, engine.tokenizer, runtime=engine.session.runtime)
     for method in methods:
         answer, expected = (each.generate(prompt, method=method, max_new_tokens=20) for each in (engine, plain))
@@ -59,9 +45,9 @@ def assert_same_answers(engine: CocoaEngine, exact: Any, prompt: Any, methods: S
 @pytest.mark.parametrize(
     ("kind", "tied"), [("Q8_0", True), ("Q4_1", False), ("F16", True), ("F32", False)], ids=lambda value: str(value)
 )
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_model_is_that_of_the_file(tmp_path: Path, family: str, kind: str, tied: bool) -> None:
-    exact = written(tmp_path / "model.gguf", family, kind, tied=tied)
+    exact = write_family(tmp_path / "model.gguf", family, kind, tied=tied)
     file = GgufFile(tmp_path / "model.gguf")
     assert gguf_model.obstacle(file) is None
     model = gguf_model.load(file)
@@ -74,7 +60,7 @@ def test_the_model_is_that_of_the_file(tmp_path: Path, family: str, kind: str, t
     ]
     assert all(isinstance(parameter, BlockTensor) for parameter in matrices) == (kind != "F32")
     assert (model.get_output_embeddings().weight is model.get_input_embeddings().weight) == (tied or family == "gemma2")
-    if family in SMALL:
+    if family in BYTE_LEVEL:
         assert model.generation_config.eos_token_id == [2, 3]
     if kind == "Q8_0":
         unpacked = load_pretrained(file.path)[0]
@@ -82,11 +68,17 @@ def test_the_model_is_that_of_the_file(tmp_path: Path, family: str, kind: str, t
         torch.testing.assert_close(logits(model), logits(unpacked), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("family", UNPACKED)
+def test_transformers_unpacks_other_families(tmp_path: Path, family: str) -> None:
+    exact = write_family(tmp_path / "model.gguf", family, "Q8_0")
+    torch.testing.assert_close(logits(load_pretrained(str(tmp_path / "model.gguf"))[0]), logits(exact))
+
+
 @pytest.mark.slow
 @needs_kernels
-@pytest.mark.parametrize(("family", "forward"), [*product(ALL, ["auto"]), *product(SMALL, ["modules"])])
+@pytest.mark.parametrize(("family", "forward"), [*product(FAMILIES, ["auto"]), *product(BYTE_LEVEL, ["modules"])])
 def test_the_engine_decodes_from_blocks_as_from_float32(tmp_path: Path, family: str, forward: str) -> None:
-    exact = written(tmp_path / "model.gguf", family, "Q8_0")
+    exact = write_family(tmp_path / "model.gguf", family, "Q8_0")
     engine = CocoaEngine.from_pretrained(str(tmp_path / "model.gguf"), runtime=Runtime(forward=forward))
     assert isinstance(engine.model.get_input_embeddings().weight, BlockTensor)
     assert_same_answers(engine, exact, "he 12 inner", ("cocoa-sig", "greedy"))
@@ -133,25 +125,18 @@ def test_the_modules_run_experts_by_the_kernels(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_experts": 4}, r"blk.0.ffn_\w+.weight has the shape \[6, .*not \[4"),
-        ({"moe_intermediate_size": 64}, r"ffn_\w+_exps.weight has the shape"),
+        ({"expert_count": 4}, r"blk.0.ffn_\w+.weight has the shape \[6, .*not \[4"),
+        ({"expert_feed_forward_length": 64}, r"ffn_\w+_exps.weight has the shape"),
         ({}, "the tensor blk.1.exp_probs_b.bias"),
     ],
 )
 def test_experts_that_are_not_known_or_that_the_metadata_does_not_describe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, int], message: str
+    tmp_path: Path, change: dict[str, int], message: str
 ) -> None:
     """Those that are not known are left to transformers."""
-    architecture, settings, add = FAMILIES["qwen3moe"]
-    assert add is not None
-
-    def changed(writer: Any, config: Any) -> None:
-        add(writer, SimpleNamespace(**{**vars(config), "num_experts": config.num_experts, **change}))
-        if not change:
-            writer.add_tensor("blk.1.exp_probs_b.bias", np.zeros(6, dtype=np.float32))
-
-    monkeypatch.setitem(FAMILIES, "qwen3moe", (architecture, settings, changed))
-    write_family(tmp_path / "model.gguf", "qwen3moe", "Q8_0")
+    more = {} if change else {"blk.1.exp_probs_b.bias": torch.zeros(6)}
+    metadata = {f"qwen3moe.{key}": value for key, value in change.items()}
+    write_family(tmp_path / "model.gguf", "qwen3moe", "Q8_0", metadata=metadata, tensors=more)
     file = GgufFile(tmp_path / "model.gguf")
     if not change:
         assert gguf_model.obstacle(file) == message

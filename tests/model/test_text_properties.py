@@ -45,8 +45,6 @@ boundaries = st.sampled_from(["right", "left", "own", "fixed"])
 
 
 class Family:
-    """An engine with one of the tokenizers and what checks it."""
-
     def __init__(self, name: str) -> None:
         self.tokenizer = TOKENIZERS[name]()
         model = tiny_model("llama", seed=1)
@@ -59,7 +57,6 @@ class Family:
         return self.engine.generate(prompt, logits_processor=processors, **settings)
 
     def check(self, answer: Generation, prompt: str, settings: dict[str, Any]) -> None:
-        """Against the reference, with well-formed text."""
         reference = Reference(self.forward, self.tokenizer, CocoaConfig(**settings), logits_processor=self.well_formed)
         expected = reference.generate(self.tokenizer(prompt).input_ids)
         assume(expected.margin > KNIFE_EDGE)
@@ -83,14 +80,10 @@ def spoilt(token_ids: list[int], tokenizer: Any) -> bool:
 
 
 def check_assembly(answer: Generation, tokenizer: Any) -> None:
-    """What holds of every answer."""
     assert "".join(span.text for span in answer.spans) == answer.text
     assert all(answer.text[span.start : span.end] == span.text for span in answer.spans)
-    offset = 0
-    for span in answer.spans:
-        assert span.start == offset
-        offset = span.end
-    assert offset == len(answer.text)
+    offsets = [0, *(span.end for span in answer.spans)]
+    assert offsets == [*(span.start for span in answer.spans), len(answer.text)]
     assert [token for span in answer.spans for token in span.token_ids] == answer.token_ids
     if answer.finish_reason != "stop" and not spoilt(answer.token_ids, tokenizer):
         assert answer.text == text_of(tokenizer, answer.token_ids)
@@ -112,22 +105,19 @@ def test_spans_concatenate_to_the_text(name, prompt, boundary, well_formed, max_
     check_assembly(answer, chosen.tokenizer)
 
 
-def test_characters_are_split_over_spans():
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_characters_are_split_over_spans(name):
     """The properties of this file would be empty if no character ever crossed a border of spans."""
-    for name in TOKENIZERS:
-        chosen = family(name)
-        byte_of = token_bytes(chosen.tokenizer)
-        crossings = 0
-        for prompt in PROMPT_TEXTS:
-            answer = chosen.generate(prompt, max_new_tokens=20, gamma=0.1, max_candidates=3)
-            check_assembly(answer, chosen.tokenizer)
-            for span in answer.spans[:-1]:
-                begin = b"".join(byte_of[token] for token in span.token_ids)
-                crossings += begin.decode(errors="ignore") != begin.decode(errors="replace")
-        assert crossings > 2
+    chosen, crossings = family(name), 0
+    byte_of = token_bytes(chosen.tokenizer)
+    for prompt in PROMPT_TEXTS:
+        for span in chosen.generate(prompt, max_new_tokens=20, gamma=0.1, max_candidates=3).spans[:-1]:
+            begin = b"".join(byte_of[token] for token in span.token_ids)
+            crossings += begin.decode(errors="ignore") != begin.decode(errors="replace")
+    assert crossings > 2
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.data(), families, prompts, boundaries)
 def test_stop_texts_from_the_model_s_own_answer(data, name, prompt, boundary):
     """A stop text may begin and end anywhere: inside a token, across tokens, spans and characters."""
@@ -150,21 +140,23 @@ def test_stop_texts_from_the_model_s_own_answer(data, name, prompt, boundary):
     stream = chosen.engine.stream(prompt, logits_processor=processors, **settings)
     assert list(stream) == answer.spans
     assert stream.generation == answer
-    for each, found in zip(
-        ["a", prompt], chosen.engine.generate_batch(["a", prompt], logits_processor=processors, **settings), strict=True
-    ):
+    both = chosen.engine.generate_batch(["a", prompt], logits_processor=processors, **settings)
+    for asked, found in zip(["a", prompt], both, strict=True):
         check_assembly(found, chosen.tokenizer)
-        chosen.check(found, each, settings)
+        chosen.check(found, asked, settings)
+
+
+SUN, BOOK = "日".encode(), "本".encode()
 
 
 @pytest.mark.parametrize("max_new_tokens", [2, 8])
 @pytest.mark.parametrize(
     ("pieces", "stop", "text", "tokens"),
     [
-        ([b"x", "日".encode(), b"y"], "日", "x", 2),
-        ([b"x", "日".encode()[:2], "日".encode()[2:]], "日", "x", 3),
-        ([b"x", "日".encode() + "本".encode()[:1], "本".encode()[1:2], "本".encode()[2:]], "日", "x", 2),
-        ([b"x", "日".encode() + "本".encode()[:1], "本".encode()[1:2], "本".encode()[2:]], "x日", "", 2),
+        ([b"x", SUN, b"y"], "日", "x", 2),
+        ([b"x", SUN[:2], SUN[2:]], "日", "x", 3),
+        ([b"x", SUN + BOOK[:1], BOOK[1:2], BOOK[2:]], "日", "x", 2),
+        ([b"x", SUN + BOOK[:1], BOOK[1:2], BOOK[2:]], "x日", "", 2),
         ([b"the ", b"is", b"er"], "e i", "th", 2),
         ([b"the ", b"is", b"er"], "he", "t", 1),
     ],
@@ -174,16 +166,12 @@ def test_stop_texts_in_dictated_tokens(pieces, stop, text, tokens, max_new_token
     chosen = family("byte-level")
     byte_of = token_bytes(chosen.tokenizer)
     dictated = [byte_of.index(piece) for piece in pieces]
-    answer = chosen.engine.generate(
-        [5], logits_processor=LogitsProcessorList([Dictated(1, dictated)]), stop=stop, max_new_tokens=max_new_tokens
-    )
+    processor = LogitsProcessorList([Dictated(1, dictated)])
+    answer = chosen.engine.generate([5], logits_processor=processor, stop=stop, max_new_tokens=max_new_tokens)
     check_assembly(answer, chosen.tokenizer)
     if tokens <= max_new_tokens:
         assert (answer.text, answer.finish_reason) == (text, "stop")
     assert answer.token_ids == dictated[: min(tokens, max_new_tokens)]
-
-
-# Answers that end inside a character.
 
 
 def utf8(raw: bytes) -> str:
@@ -194,8 +182,7 @@ def utf8(raw: bytes) -> str:
 @settings(max_examples=150)
 @given(st.lists(st.integers(0, VOCAB_SIZE - 1) | st.sampled_from(range(130, 259)), max_size=12))
 def test_text_is_that_of_the_complete_characters(token_ids):
-    """Of any tokens: bytes that never are text stay as U+FFFD, only a character that may still be completed is left
-    out."""
+    """Bytes that never are text stay as U+FFFD, only a character that may still be completed is left out."""
     tokenizer = family("byte-level").tokenizer
     byte_of = token_bytes(tokenizer)
     track = Detokenizer(Tokens(tokenizer))
@@ -214,7 +201,7 @@ def test_text_of_byte_fallback_is_that_of_the_complete_characters(text, count):
     assert text.lstrip(" ").startswith(expected.lstrip(" "))
 
 
-PIECES = [b"x", "日".encode()[:1], "日".encode()[1:2], "日".encode()[2:], *(bytes([b]) for b in "😀\ufffd".encode())]
+PIECES = [bytes([byte]) for byte in "x日😀\ufffd".encode()]
 """A character of three bytes, one of four, and a U+FFFD that is meant, byte by byte."""
 
 

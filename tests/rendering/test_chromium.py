@@ -2,41 +2,69 @@
 
 from __future__ import annotations
 
+import io
 import re
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
+from playwright.sync_api import sync_playwright
 
-from cocoa_engine import Candidate, Generation
-from tests.helpers.chromium import Browser, needs_chromium, share
+from cocoa_engine import Candidate
+from tests.helpers.chromium import FOUND, needs_chromium
 from tests.helpers.made_up_answers import figures, generation
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 
-DARK = "--blink-settings=preferredColorScheme=0"
-LIGHT_BACK, DARK_BACK = "#ffffff", "#16181d"
-LIGHT_CARD, DARK_CARD = "#f7f8fa", "#20242c"
-LIGHT_LEVELS = ("#fff4c2", "#ffcf85", "#f59a8d")
-DARK_LEVELS = ("#3d3818", "#6d4a0b", "#a62f26")
+Look = Callable[..., np.ndarray]
+
+THEMES = {
+    False: {"back": "#ffffff", "card": "#f7f8fa", "levels": ("#fff4c2", "#ffcf85", "#f59a8d")},
+    True: {"back": "#16181d", "card": "#20242c", "levels": ("#3d3818", "#6d4a0b", "#a62f26")},
+}
+"""The colours of the light and of the dark theme."""
+
 CANDIDATES = [Candidate(**figures(f" rival {number}", 0.9 - number / 100), is_greedy=not number) for number in range(8)]
 SPANS = [("Nothing,", 0.10), (" little,", 0.30), (" more", 0.60), (" doubt,", 0.60), (" and rival 0", 0.90)]
 LEVELS = generation(*SPANS, candidates=CANDIDATES)
 
 
+LAST = re.findall(r'id="(cocoa-\w+-\d+)"', LEVELS.to_html())[4]
+"""The id of the last span among the details."""
+OPEN = f"#{LAST}-card {{ display: block !important; }}"
+
+
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Browser:
-    return Browser(tmp_path_factory.mktemp("chromium"))
+def look() -> Iterator[Look]:
+    """Opens a page and returns its picture, ``[height, width, 3]`` in 0..255. It may write nothing to the console."""
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=FOUND, args=["--no-sandbox", "--disable-dev-shm-usage"])
+
+        def picture(
+            html: str, *, dark: bool = False, focus: str = "", size: tuple[int, int] = (900, 600)
+        ) -> np.ndarray:
+            messages: list[str] = []
+            page = browser.new_page(
+                viewport={"width": size[0], "height": size[1]}, color_scheme="dark" if dark else "light"
+            )
+            page.on("console", lambda message: messages.append(message.text))
+            page.set_content(html)
+            if focus:
+                page.focus(f"#{focus}")
+            pixels = imread(io.BytesIO(page.screenshot()))[:, :, :3]
+            page.close()
+            assert messages == []
+            return (pixels * 255).round().astype(int)
+
+        yield picture
+        browser.close()
 
 
-def written(folder: Path, html: str) -> Path:
-    page = folder / "page.html"
-    page.write_text(html, encoding="utf-8")
-    return page
-
-
-def name_of_span(one: Generation, number: int) -> str:
-    """A span among the details, by its number from 0."""
-    return re.findall(r'id="(cocoa-\w+-\d+)"', one.to_html())[number]
+def share(picture: np.ndarray, color: str) -> float:
+    """How much of a picture has a colour, ``#rrggbb``, give or take what rounding does."""
+    wanted = [int(color[at : at + 2], 16) for at in (1, 3, 5)]
+    return float((abs(picture - wanted).max(axis=2) <= 2).mean())
 
 
 def opened(html: str) -> str:
@@ -44,48 +72,36 @@ def opened(html: str) -> str:
     return html.replace("<details>", "<details open>")
 
 
-@pytest.mark.parametrize(
-    ("theme", "back", "levels"), [((), LIGHT_BACK, LIGHT_LEVELS), ((DARK,), DARK_BACK, DARK_LEVELS)]
-)
-def test_levels_are_drawn_in_their_colours(
-    browser: Browser, tmp_path: Path, theme: tuple[str, ...], back: str, levels: tuple[str, ...]
-) -> None:
-    picture = browser.screenshot(written(tmp_path, opened(LEVELS.to_html())), *theme)
-    assert share(picture, back) > 0.1
-    for level in levels:
-        assert share(picture, level) > 0.001
+@pytest.mark.parametrize("dark", THEMES)
+def test_levels_are_drawn_in_their_colours_and_a_focused_span_opens_its_card(look: Look, dark: bool) -> None:
+    theme = THEMES[dark]
+    picture = look(opened(LEVELS.to_html()), dark=dark)
+    assert share(picture, theme["back"]) > 0.1
+    assert all(share(picture, level) > 0.001 for level in theme["levels"])
+    assert share(picture, theme["card"]) < 0.01
+    assert share(look(opened(LEVELS.to_html()), dark=dark, focus=LAST), theme["card"]) > 0.1
 
 
 @pytest.mark.parametrize(
-    ("body", "theme", "back"),
+    ("body", "dark"),
     [
-        ('<body data-jp-theme-light="false">', (), DARK_BACK),
-        ('<body data-jp-theme-light="true">', (DARK,), LIGHT_BACK),
-        ('<body class="vscode-dark">', (), DARK_BACK),
-        ('<body class="vscode-light">', (DARK,), LIGHT_BACK),
+        ('<body data-jp-theme-light="false">', True),
+        ('<body data-jp-theme-light="true">', False),
+        ('<body class="vscode-dark">', True),
+        ('<body class="vscode-light">', False),
     ],
 )
-def test_a_notebooks_theme_decides(
-    browser: Browser, tmp_path: Path, body: str, theme: tuple[str, ...], back: str
-) -> None:
-    page = written(tmp_path, f"<!DOCTYPE html><html><meta charset=utf-8>{body}{LEVELS._repr_html_()}</body></html>")
-    assert share(browser.screenshot(page, *theme), back) > 0.05
-
-
-def test_a_focused_span_opens_its_card(browser: Browser, tmp_path: Path) -> None:
-    page = written(tmp_path, opened(LEVELS.to_html()))
-    assert share(browser.screenshot(page), LIGHT_CARD) < 0.01
-    assert share(browser.screenshot(page, fragment=name_of_span(LEVELS, 4)), LIGHT_CARD) > 0.1
-    assert share(browser.screenshot(page, DARK, fragment=name_of_span(LEVELS, 4)), DARK_CARD) > 0.1
+def test_a_notebooks_theme_decides(look: Look, body: str, dark: bool) -> None:
+    page = f"<!DOCTYPE html><html><meta charset=utf-8>{body}{LEVELS._repr_html_()}</body></html>"
+    assert share(look(page, dark=not dark), THEMES[dark]["back"]) > 0.05
 
 
 @pytest.mark.parametrize("above", [0, 420])
 @pytest.mark.parametrize("width", [900, 500])
-def test_an_open_card_is_wholly_in_the_window(browser: Browser, tmp_path: Path, width: int, above: int) -> None:
-    style = f"#{name_of_span(LEVELS, 4)}-card {{ display: block !important; }} html {{ overflow: hidden; }}"
+def test_an_open_card_is_wholly_in_the_window(look: Look, width: int, above: int) -> None:
+    style = f"{OPEN} html {{ overflow: hidden; }}"
     before = f'<body><style>{style}</style><div style="height:{above}px"></div>'
-    html = opened(LEVELS.to_html()).replace("<body>", before)
-    picture = browser.screenshot(written(tmp_path, html), size=(width, 1000))
+    picture = look(opened(LEVELS.to_html()).replace("<body>", before), size=(width, 1000))
     card = (picture == (0xF7, 0xF8, 0xFA)).all(axis=2)
     rows, columns = (numbers.nonzero()[0] for numbers in (card.sum(axis=1) > 100, card.sum(axis=0) > 50))
     top, bottom, left, right = rows.min(), rows.max(), columns.min(), columns.max()
@@ -109,14 +125,12 @@ HOUSE_STYLES = """
 """
 
 
-def test_styles_of_the_page_and_of_the_answer_leave_each_other_alone(browser: Browser, tmp_path: Path) -> None:
-    style = f"#{name_of_span(LEVELS, 4)}-card {{ display: block !important; }}"
+def test_styles_of_the_page_and_of_the_answer_leave_each_other_alone(look: Look) -> None:
     page = "<!DOCTYPE html><html><meta charset=utf-8><style>{}</style><body><div class=house>{}</div>{}</body></html>"
     words = '<div class="house"><p>Some words</p><ul><li>and more</li></ul></div>'
-    alone = browser.screenshot(written(tmp_path, page.format(style, opened(LEVELS._repr_html_()), "")))
-    styled = browser.screenshot(written(tmp_path, page.format(style + HOUSE_STYLES, opened(LEVELS._repr_html_()), "")))
+    answer = opened(LEVELS._repr_html_())
+    alone, styled = (look(page.format(style, answer, "")) for style in (OPEN, OPEN + HOUSE_STYLES))
     assert (alone == styled).all(axis=2).mean() > 0.999
-    before = browser.screenshot(written(tmp_path, page.format(HOUSE_STYLES, "", words)))
-    after = browser.screenshot(written(tmp_path, page.format(HOUSE_STYLES, "", words + opened(LEVELS._repr_html_()))))
+    before, after = (look(page.format(HOUSE_STYLES, "", text)) for text in (words, words + answer))
     assert (before[:120] == after[:120]).all()
     assert (before[:120] != 255).any()

@@ -6,21 +6,15 @@ import json
 import math
 import random
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from cocoa_engine import (
-    CalibrationError,
-    CalibrationWarning,
-    CocoaConfig,
-    CocoaEngine,
-    FitSettings,
-    RiskCalibrator,
-    fit_calibrator,
-)
+from cocoa_engine import CalibrationWarning, CocoaConfig, CocoaEngine, FitSettings, RiskCalibrator, fit_calibrator
+from cocoa_engine.errors import CalibrationError
 from cocoa_engine.lab.data import LabelledSpan, LabelledText, Question
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.features import SPAN_FEATURES, span_features
@@ -34,6 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::cocoa_engine
 
 PROMPT = PROMPTS[2]
 FEW = FitSettings(folds=2, draws=20)
+WITH_PROBE = FitSettings(probe=True, folds=2, draws=20)
 
 
 def labelled(count: int = 14) -> list[LabelledText]:
@@ -69,7 +64,7 @@ def plain(folder: Path) -> RiskCalibrator:
 
 @pytest.fixture(scope="module")
 def probed(folder: Path) -> RiskCalibrator:
-    return fit_calibrator(engine_of(folder), labelled(), settings=FitSettings(probe=True, folds=2, draws=20))
+    return fit_calibrator(engine_of(folder), labelled(), settings=WITH_PROBE)
 
 
 def calibrated(engine: CocoaEngine, calibrator: RiskCalibrator | Path) -> CocoaEngine:
@@ -122,7 +117,6 @@ def test_a_calibrator_applies_in_every_way_to_run_a_model(kind: str, folder: Pat
 
 
 def test_models_whose_attention_cannot_be_seen(folder: Path, plain: RiskCalibrator) -> None:
-    """Falcon's attention is code of its own."""
     engine = engine_of(folder, tiny_model("falcon", num_attention_heads=4))
     with pytest.raises(CalibrationError, match="needs the attention of the model on the prompt, which cannot be seen"):
         calibrated(engine, plain).generate(PROMPT)
@@ -139,20 +133,18 @@ def test_models_whose_attention_cannot_be_seen(folder: Path, plain: RiskCalibrat
     assert 0 <= found.answer_risk <= 1
 
 
-def test_a_prompt_of_one_token_has_no_source(folder: Path, plain: RiskCalibrator) -> None:
-    engine = calibrated(engine_of(folder), plain)
-    for found in (engine.generate([5]), engine.generate([5], max_risk=0.999)):
-        assert {value for span in found.spans for value in span.token_source_attention} == {0.0}
-        assert all(0 <= span.risk <= 1 for span in found.spans)
-    assert 0 <= engine.score([5], [6, 7]).answer_risk <= 1
-
-
-def test_heads_that_the_model_does_not_have(folder: Path, plain: RiskCalibrator) -> None:
+def test_heads_that_the_model_does_not_have_and_a_prompt_of_one_token(folder: Path, plain: RiskCalibrator) -> None:
+    """This has no source."""
     engine = engine_of(folder)
     with pytest.raises(CalibrationError, match="heads that tiny does not have: the model has"):
         engine.with_calibrator(plain.model_copy(update={"heads": ((99, 0),)}))
     with pytest.raises(CalibrationError, match="cannot be used with this model"):
         CocoaEngine(engine.model, engine.tokenizer, calibrator=plain.model_copy(update={"heads": ((0, 99),)}))
+    engine = calibrated(engine, plain)
+    for answer in (engine.generate([5]), engine.generate([5], max_risk=0.999)):
+        assert {value for span in answer.spans for value in span.token_source_attention} == {0.0}
+        assert all(0 <= span.risk <= 1 for span in answer.spans)
+    assert 0 <= engine.score([5], [6, 7]).answer_risk <= 1
 
 
 SPAN_THRESHOLD = {"rule": "recall", "target": 0.8, "precision": 0.5, "recall": 0.8, "prompts": 9}
@@ -234,7 +226,6 @@ def test_a_probe_reads_its_layer(kind: str, middle_layers: Any, folder: Path, pr
 
 
 def without(calibrator: RiskCalibrator, name: str) -> Any:
-    """The risk of spans without one of its features."""
     risk = calibrator.span
     kept = [place for place, one in enumerate(risk.features) if one != name]
     columns = {key: [getattr(risk, key)[place] for place in kept] for key in ("features", "means", "scales", "weights")}
@@ -259,9 +250,9 @@ def test_a_probe_is_of_one_model_and_dtype(folder: Path, probed: RiskCalibrator,
 
 
 def test_a_probe_needs_labelled_parts(folder: Path) -> None:
-    whole = [LabelledText(one.id, one.prompt, one.text, one.question, one.label, None, one.group) for one in labelled()]
+    whole = [replace(record, spans=None) for record in labelled()]
     with pytest.raises(CalibrationError, match="a probe is fitted on answers whose hallucinated parts are labelled"):
-        fit_calibrator(engine_of(folder), whole, settings=FitSettings(probe=True, folds=2, draws=20))
+        fit_calibrator(engine_of(folder), whole, settings=WITH_PROBE)
 
 
 def test_own_answers_are_measured_with_the_known_heads(folder: Path) -> None:
@@ -272,10 +263,7 @@ def test_own_answers_are_measured_with_the_known_heads(folder: Path) -> None:
         Question(text, None, (" ".join(words) if number % 2 else "never",), text)
         for number, (text, words) in enumerate(zip("abcdefghijkl", known, strict=True))
     ]
-    try:
-        fitted = fit_calibrator(engine, questions=questions, settings=FEW)
-    except CalibrationError as error:
-        pytest.fail(f"{error} {texts}")
+    fitted = fit_calibrator(engine, questions=questions, settings=FEW)
     assert fitted.heads == tuple(heads_of(engine.model))
     assert fitted.span is None
     assert fitted.answer.features[-2:] == ["source_attention", "lowest_source_attention"]

@@ -24,7 +24,11 @@ from tests.helpers.rivals import config_of
 from tests.helpers.tiny_models import RECURRENT, tiny_model, tiny_tokenizer
 
 PROMPT = list(range(20, 60))
-DIFFERENT_KINDS = ["llama", "mistral-sliding", "gemma3_text", "gpt2", "mamba", "qwen3_next"]
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in ("llama", "mistral-sliding", "gemma3_text", "gpt2", "mamba", "qwen3_next")),
+    ("gemma3_text", {"method": "cocoa", "metric": "con_mlds", "span_log_prob": "mean", "final_layer": "pre_norm"}),
+    ("gemma3_text", {"middle_layers": (0, 6)}),
+]
 
 
 def random_texts(count: int = 12) -> list[list[int]]:
@@ -35,12 +39,14 @@ def random_texts(count: int = 12) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", DIFFERENT_KINDS)
-def test_same_figures_as_alone(architecture: str) -> None:
-    engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer())
+@pytest.mark.parametrize(("architecture", "settings"), CASES)
+def test_same_figures_as_alone_and_as_the_reference(architecture: str, settings: dict[str, Any]) -> None:
+    model, tokenizer, config = tiny_model(architecture), tiny_tokenizer(), CocoaConfig(**settings)
+    engine, reference = CocoaEngine(model, tokenizer), Reference(FullForward(model), tokenizer, config)
     texts = random_texts()
-    for text, one in zip(texts, engine.score(PROMPT, texts), strict=True):
-        assert_alike(one, engine.score(PROMPT, text))
+    for text, one in zip(texts, engine.score(PROMPT, texts, config=config), strict=True):
+        assert_alike(one, engine.score(PROMPT, text, config=config))
+        assert_same(one, reference.score(PROMPT, text))
         count, passes = len(text), 2 if architecture not in RECURRENT else 1 + len(text)
         usage = {"prompt_tokens": len(PROMPT), "completion_tokens": count, "fed_tokens": count}
         assert one.usage == Usage(**usage, forward_passes=passes)
@@ -67,23 +73,6 @@ def test_every_way_and_any_width_of_a_step(
     assert_all_alike(engine.score(PROMPT, texts, **settings), alone)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"method": "cocoa", "metric": "con_mlds", "span_log_prob": "mean", "final_layer": "pre_norm"},
-        {"middle_layers": (0, 6)},
-    ],
-)
-def test_same_figures_as_the_reference(settings: dict[str, Any]) -> None:
-    model, tokenizer, config = tiny_model("gemma3_text"), tiny_tokenizer(), CocoaConfig(**settings)
-    texts = random_texts(4)
-    reference = Reference(FullForward(model), tokenizer, config)
-    for text, one in zip(texts, CocoaEngine(model, tokenizer).score(PROMPT, texts, config=config), strict=True):
-        assert_same(one, reference.score(PROMPT, text))
-
-
 def test_the_prompt_is_fed_once_and_so_is_each_shared_beginning() -> None:
     engine = CocoaEngine(tiny_model("gpt2"), tiny_tokenizer())
     engine.info()
@@ -106,39 +95,24 @@ def test_forms_in_which_texts_may_come() -> None:
     assert engine.score("the sea", ("is", "a"))[1].text == "a"
 
 
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
-    """Of each tree that is opened: the tokens that it reserves memory for, and a reference to its store."""
-    trees: list[tuple[int, Any]] = []
-    original = SharedCache.open
-
-    def record(self: SharedCache, prompts: Any, reserve_tokens: int, capture: Any) -> Any:
-        opened = original(self, prompts, reserve_tokens, capture)
-        trees.extend((reserve_tokens, weakref.ref(tree.store)) for tree in opened)
-        return opened
-
-    monkeypatch.setattr(SharedCache, "open", record)
-    return trees
-
-
-def test_many_steps_hold_no_more_than_one(opened: list[tuple[int, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots are used again: the cache is as large as the largest step needs."""
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    engine.info()
-    opened.clear()
-    monkeypatch.setattr(SharedCache, "paths_per_step", 16)
-    engine.score(PROMPT, [[a, b] for a in range(3, 40) for b in range(3, 6)])
-    assert [reserved for reserved, _ in opened] == [16]
-
-
 @pytest.mark.slow
-def test_the_cache_is_freed(opened: list[tuple[int, Any]]) -> None:
-    """Also after an error."""
+def test_many_steps_hold_no_more_than_one_and_the_cache_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots are used again: the cache is as large as the largest step needs. It is freed after an error, too."""
     model = tiny_model("llama")
     engine = CocoaEngine(model, tiny_tokenizer())
     engine.info()
-    opened.clear()
-    engine.score(PROMPT, [[8, 9], [10]])
+    opened: list[tuple[int, Any]] = []  # the tokens that memory is reserved for, and a reference to the store
+    original = SharedCache.open
+
+    def record(self: SharedCache, prompts: Any, reserve_tokens: int, capture: Any) -> Any:
+        trees = original(self, prompts, reserve_tokens, capture)
+        opened.extend((reserve_tokens, weakref.ref(tree.store)) for tree in trees)
+        return trees
+
+    monkeypatch.setattr(SharedCache, "open", record)
+    monkeypatch.setattr(SharedCache, "paths_per_step", 16)
+    engine.score(PROMPT, [[a, b] for a in range(3, 40) for b in range(3, 6)])
+    assert [reserved for reserved, _ in opened] == [16]
     with torch.no_grad():
         model.lm_head.weight[3] = float("nan")
     with pytest.raises(NonFiniteLogitsError, match="at index 0, 1 are NaN"):

@@ -27,6 +27,7 @@ from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, 
 PROMPT = "Question: What is the capital of Australia?\nAnswer:"
 TEXTS = [" Canberra, of course.", " Sydney.", " Canberra."]
 FINALS = ("post_norm", "pre_norm")
+TOKEN_FIGURES = ("log_probs", "entropies", "margins")
 
 
 def record(text: str, *parts: tuple[int, int], id: str = "1", label: bool | None = True) -> LabelledText:
@@ -36,7 +37,6 @@ def record(text: str, *parts: tuple[int, int], id: str = "1", label: bool | None
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2", "mamba", "opt", None])
 def test_the_engines_figures(architecture: str | None, engine: CocoaEngine) -> None:
-    """On the real model, and on tiny ones."""
     engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer()) if architecture else engine
     layers = engine.info().num_layers
     profiles = Profiler(engine.session, CocoaConfig())(PROMPT, TEXTS)
@@ -47,7 +47,7 @@ def test_the_engines_figures(architecture: str | None, engine: CocoaEngine) -> N
                 (span,) = one.spans
                 whole = profile.span(0, len(profile.token_ids))
                 assert profile.token_ids == span.token_ids
-                for name in ("log_probs", "entropies", "margins"):
+                for name in TOKEN_FIGURES:
                     assert getattr(profile, name) == near(getattr(span, f"token_{name}"))
                 assert float(whole.con_mlds(window)) == near(span.con_mlds)
                 assert float(whole.f_mlds(window, final)) == near(span.f_mlds)
@@ -150,15 +150,12 @@ def decoded(engine: CocoaEngine, prompt: list[int], text: list[int], config: Coc
     return found
 
 
-FIGURES = ("log_prob", "con_mlds", "f_mlds", "score", "token_log_probs", "token_entropies", "token_margins")
-
-
 def assert_alike(grown: list[list[Candidate]], expected: list[list[Candidate]]) -> None:
     for each, others in zip(grown, expected, strict=True):
         for one, other in zip(each, others, strict=True):
             for name in ("token_ids", "text", "is_greedy", "ends_answer"):
                 assert getattr(one, name) == getattr(other, name)
-            for figure in FIGURES:
+            for figure in ("log_prob", "con_mlds", "f_mlds", "score", *(f"token_{each}" for each in TOKEN_FIGURES)):
                 assert getattr(one, figure) == pytest.approx(getattr(other, figure), abs=2e-3)
 
 
@@ -185,27 +182,20 @@ def test_as_a_decode_weighs_them_on_the_real_model(engine: CocoaEngine, boundary
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "rule"), [*zip(ARCHITECTURES, RULES, strict=True)])
-def test_on_other_architectures_by_each_rule_and_without_a_shared_cache(architecture: str, rule: Any) -> None:
+def test_on_other_architectures_by_each_rule_without_a_shared_cache_and_piece_by_piece(
+    architecture: str, rule: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer())
     config = CocoaConfig(max_span_tokens=5, max_candidates=3, span_boundary="own", span_log_prob=rule)
     text = some_text(engine, START, 14)
     texts = [text, text[:6], [*text[:3], 9, 10]]
     found = CandidateGrower(engine.session, config)(START, texts)
     assert any(len({len(one.token_ids) for one in candidates}) > 1 for candidates in found[0])
-    for grown, one in zip(found, texts, strict=True):
-        assert_alike(grown, decoded(engine, START, one, config))
-
-
-def test_a_long_text_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    config = CocoaConfig(max_span_tokens=5, max_candidates=3)
-    text = some_text(engine, START, 20)
-    at_once = CandidateGrower(engine.session, config)(START, [text, text[:7]])
     monkeypatch.setattr(Backend, "paths_per_step", 6)
-    in_pieces = CandidateGrower(engine.session, config)(START, [text, text[:7]])
-    for grown, expected in zip(in_pieces, at_once, strict=True):
-        assert any(expected)
-        assert_alike(grown, expected)
+    in_pieces = CandidateGrower(engine.session, config)(START, texts)
+    for grown, again, one in zip(found, in_pieces, texts, strict=True):
+        assert_alike(grown, decoded(engine, START, one, config))
+        assert_alike(again, grown)
 
 
 def test_branches_end_with_the_context_window() -> None:

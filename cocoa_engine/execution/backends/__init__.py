@@ -20,7 +20,6 @@ from cocoa_engine.execution.forward.lean import Lean, lean_obstacle
 from cocoa_engine.execution.forward.linears import LinearBackend, choose_linear_backend
 from cocoa_engine.execution.forward.static import StaticLean
 from cocoa_engine.execution.native.build import first_line
-from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import weight_identity
 from cocoa_engine.model.configs import frequencies_of, window_sizes
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
@@ -28,6 +27,7 @@ from cocoa_engine.model.language_model import PASSED_ON, LanguageModel
 from cocoa_engine.model.light_model import LightModel
 from cocoa_engine.model.weight_identity import WeightFingerprint, weight_fingerprint
 from cocoa_engine.runtime import Runtime
+from cocoa_engine.safe_text import safe_logger
 
 __all__ = ["Backend", "FeedRequest", "Path", "ReadBack", "StepOutput", "TokenTree", "build", "choose", "state_of"]
 

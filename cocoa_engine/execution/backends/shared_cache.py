@@ -22,10 +22,10 @@ from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, Rea
 from cocoa_engine.execution.forward.base import Forward, KeyValues, Segment, StepOutput
 from cocoa_engine.execution.forward.source_attention import SourceProbe, probe_of
 from cocoa_engine.forks import free_in_child
-from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import light_model
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.safe_text import safe_logger
 
 logger = safe_logger(__name__)
 
@@ -78,26 +78,26 @@ class PrefixCache:
                 self._entries.move_to_end(best)
             return store, length
 
-    def keep(self, token_ids: Sequence[int], store: KeyValues, *, given: bool = False) -> None:
+    def keep(self, token_ids: Sequence[int], store: KeyValues, *, handed_over: bool = False) -> None:
         """Add a sequence, unless it is already covered, too short or too large.
 
         Args:
-            given: whether the caller gives up the store, so that it need not be copied.
+            handed_over: whether the caller gives up the store, so that it need not be copied.
         """
         ids = tuple(token_ids)
         size = store.nbytes * len(ids) // max(store.capacity, 1)
         if len(ids) < SHORTEST or size > self.max_bytes:
             return
         with self._lock:
-            lengths = {known: common_length(known, ids) for known in list(self._entries)}
+            lengths = {entry: common_length(entry, ids) for entry in list(self._entries)}
             if any(length == len(ids) for length in lengths.values()):
                 return
-            as_it_is = given and len(ids) >= _USED * store.capacity and store.nbytes <= self.max_bytes
-            kept = store if as_it_is else store.prefix(len(ids))
-            for known, length in lengths.items():
-                if length == len(known):  # the new sequence extends this one
-                    self._entries.pop(known, None)
-            self._entries[ids] = kept
+            as_it_is = handed_over and len(ids) >= _USED * store.capacity and store.nbytes <= self.max_bytes
+            stored = store if as_it_is else store.prefix(len(ids))
+            for entry, length in lengths.items():
+                if length == len(entry):  # the new sequence extends this one
+                    self._entries.pop(entry, None)
+            self._entries[ids] = stored
             while self.nbytes > self.max_bytes:
                 self._entries.popitem(last=False)
 
@@ -155,13 +155,13 @@ class SharedTree(TokenTree):
         """The segment that feeds the last tokens of some paths, or some read-backs."""
         slots = dict(self.slots)
         token_ids, positions, chains = list[int](), list[int](), list[tuple[Sequence[int], int]]()
-        for each in asked:
+        for entry in asked:
             fed: Sequence[int]
-            if isinstance(each, ReadBack):
-                seen, fed = [*slots[each.after], *self.read.get(each.after, ())], each.token_ids
+            if isinstance(entry, ReadBack):
+                seen, fed = [*slots[entry.after], *self.read.get(entry.after, ())], entry.token_ids
             else:
-                seen, fed = slots[each[:-1]], each[-1:]
-                slots[each] = [*seen, self.used + len(token_ids)]
+                seen, fed = slots[entry[:-1]], entry[-1:]
+                slots[entry] = [*seen, self.used + len(token_ids)]
             chains.append((seen, len(fed)))
             positions += range(self.committed + len(seen), self.committed + len(seen) + len(fed))
             token_ids += fed
@@ -186,11 +186,11 @@ class SharedTree(TokenTree):
     def fed(self, asked: FeedRequest, segment: Segment) -> None:
         """Record that a request has been fed by its segment."""
         slot = segment.start
-        for each, (seen, length) in zip(asked, segment.chains, strict=True):
-            if isinstance(each, ReadBack):
-                self.read.setdefault(each.after, []).extend(range(slot, slot + length))
+        for entry, (seen, length) in zip(asked, segment.chains, strict=True):
+            if isinstance(entry, ReadBack):
+                self.read.setdefault(entry.after, []).extend(range(slot, slot + length))
             else:
-                self.slots[cast("Path", each)] = [*seen, slot]
+                self.slots[cast("Path", entry)] = [*seen, slot]
             slot += length
         self.tail_positions += segment.positions
         self.used = segment.end
@@ -221,7 +221,7 @@ class SharedTree(TokenTree):
         self.used = 0  # first, so that other threads never see used slots in the empty store
         store, self.store = self.store, KeyValues(0, 0)
         try:
-            backend.prefixes.keep(token_ids, store, given=not backend.forward.pools_stores)
+            backend.prefixes.keep(token_ids, store, handed_over=not backend.forward.pools_stores)
         except (MemoryError, RuntimeError) as fault:  # torch.OutOfMemoryError is a RuntimeError
             logger.debug("no memory for a copy of %d tokens' keys and values: %s", len(token_ids), fault)
         finally:
@@ -293,8 +293,8 @@ class SharedCache(Backend[SharedTree]):
         if not self.prefixes.max_bytes or tree.committed <= start + SHORTEST:
             return
         prompt = tree.token_ids[:-1]
-        found = self.prefixes.longest(prompt) if start == 0 else None
-        best, length = found if found is not None else (None, start + SHORTEST - 1)
+        match = self.prefixes.longest(prompt) if start == 0 else None
+        best, length = match if match is not None else (None, start + SHORTEST - 1)
         with self.lock:  # held until the copy is done, because a released store may be reused at once
             for other in list(self.open_trees):
                 store = other.store

@@ -207,16 +207,16 @@ class ByLength(Backend[TreeByLength]):
             self.prefill_some(tree)
         fed: list[tuple[Path, int]] = []  # each with the number of tokens at its end to feed
         held: list[bool] = []  # whether the cache holds what is before it, and will hold it
-        for each in asked:
-            if isinstance(each, ReadBack):
-                rest = tree.read.setdefault(each.after, [])
-                rest += each.token_ids
-                fed.append(((*each.after, *rest), len(each.token_ids)))
-                held.append(each.after in tree.fed and tree.is_alike(len(fed[-1][0])))
+        for entry in asked:
+            if isinstance(entry, ReadBack):
+                rest = tree.read.setdefault(entry.after, [])
+                rest += entry.token_ids
+                fed.append(((*entry.after, *rest), len(entry.token_ids)))
+                held.append(entry.after in tree.fed and tree.is_alike(len(fed[-1][0])))
             else:
-                fed.append((each, 1))
-                held.append(each[:-1] in tree.fed and tree.is_alike(len(each)))
-                tree.fed |= {each} if held[-1] else set()
+                fed.append((entry, 1))
+                held.append(entry[:-1] in tree.fed and tree.is_alike(len(entry)))
+                tree.fed |= {entry} if held[-1] else set()
         if tree.cached is not None and any(held):
             tree.cached.keep_committed, tree.cached.passages = tree.keep_committed, tree.passages
             passes, in_cache = tree.cached.forward_passes, list[Any](compress(asked, held))

@@ -33,8 +33,8 @@ class KeyValuePointers:
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         array = ctypes.c_void_p * len(keys)
-        self.keys = array(*(each.data_ptr() for each in keys))
-        self.values = array(*(each.data_ptr() for each in values))
+        self.keys = array(*(store.data_ptr() for store in keys))
+        self.values = array(*(store.data_ptr() for store in values))
         self.kv_head = keys[0].stride(0)
         self._kv_heads, _, self._head_dim = keys[0].shape
 
@@ -104,11 +104,11 @@ class KeyValues:
         """Grow to ``capacity`` slots, one layer at a time."""
         if capacity <= self.capacity:
             return
-        known, self.capacity = self.capacity, capacity
+        old_capacity, self.capacity = self.capacity, capacity
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             if keys is not None and values is not None:
                 self._allocate(layer, keys, values)
-                self.write(layer, 0, keys[:, :known], values[:, :known])
+                self.write(layer, 0, keys[:, :old_capacity], values[:, :old_capacity])
 
     def prefix(self, length: int) -> KeyValues:
         """A copy of the first ``length`` slots."""

@@ -31,7 +31,7 @@ def decoder_layer(
     Its norms are before attention, of queries, of keys and before the MLP. Its linear layers are query, key and value
     together; the output of attention; gate and up together; down.
     """
-    layer = operators.DecoderLayer(*map(_address, norms), *(each.joined for each in linears), windowed)
+    layer = operators.DecoderLayer(*map(_address, norms), *(linear.joined for linear in linears), windowed)
     layer.memory = norms, linears
     return layer
 
@@ -70,7 +70,7 @@ class KernelLayers:
             if segment.masked or other_probe or segment.end > store.capacity or not store.is_addressable():
                 return None
             slots = () if probe is None else probe.slots
-            ranges = (ctypes.c_long * (2 * len(slots)))(*(end for each in slots for end in (each.start, each.stop)))
+            ranges = (ctypes.c_long * (2 * len(slots)))(*(end for slot in slots for end in (slot.start, slot.stop)))
             (full, full_from), (windowed, windowed_from) = map(segment.tail_mask, (None, self.window))
             pointers = store.pointers
             assert pointers is not None
@@ -99,7 +99,7 @@ class KernelLayers:
         All tensors are contiguous float32. The result is that of :meth:`.lean.Lean.decode`; and the attention on the
         source and the passages, ``[T, 1 + P]``, or ``None`` if it was not requested.
         """
-        after_norm, columns = self.count + 1, max(each.range_count for each in leaves)
+        after_norm, columns = self.count + 1, max(leaf.range_count for leaf in leaves)
         requested, early, heads = list[int](), list[int](), tuple[tuple[int, int], ...]()
         if capture is not None:
             final = self.count if capture.final == "pre_norm" else after_norm

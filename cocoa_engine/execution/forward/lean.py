@@ -291,8 +291,8 @@ def lean_obstacle(model: LanguageModel) -> str | None:
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if any(getattr(hook, "__module__", None) != _IDLE_HOOKS for hook in hooks) or "forward" in module.__dict__:
             return "its modules have hooks"
-        known = _is_known(module, ("transformers.models.", "transformers.activations", "torch.nn."))
-        if not known and type(module) not in experts.OWN:
+        is_known = _is_known(module, ("transformers.models.", "transformers.activations", "torch.nn."))
+        if not is_known and type(module) not in experts.OWN:
             return f"it has an unknown module, {type(module).__name__}"
         if isinstance(module, nn.Linear) and not linears.is_plain(module):
             return "its linear layers are adapted or quantised"

@@ -14,10 +14,9 @@ the weights, and on processors with instructions for such products the inputs to
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -131,7 +130,7 @@ def _is_distributed(weights: Sequence[Tensor]) -> bool:
     return any(hasattr(weight, "device_mesh") for weight in weights)
 
 
-@functools.cache
+@cache
 def can_pack(dtype: torch.dtype = torch.float32) -> bool:
     """Whether oneDNN's packed linear operators run in a dtype here: not every processor can pack bfloat16."""
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -188,7 +187,7 @@ def fast_experts(
     )  # [experts, 2 * inner, d], or gate and input one after the other; then [.., d, inner]
 
     def make() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        @functools.cache
+        @cache
         def layers(number: int) -> tuple[FastLinear, FastLinear]:
             weights = [stack[number] for stack in inside]
             gate_up = FastLinear(weights, [None] * len(weights), linear_backend)

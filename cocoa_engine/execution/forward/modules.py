@@ -49,7 +49,7 @@ class Modules(Forward):
         ]
         if linear_backend == "native":
             mixtures = [module for module in modules if type(module) is SeparateExperts and are_experts(module)]
-            self._forwards += [(each, linears.fast_experts(each, each.act_fn, linear_backend)) for each in mixtures]
+            self._forwards += [(layer, linears.fast_experts(layer, layer.act_fn, linear_backend)) for layer in mixtures]
 
     def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> StepOutput:
         has_run = False

@@ -25,9 +25,9 @@ from cocoa_engine.execution.forward.linears import LinearBackend
 from cocoa_engine.execution.forward.source_attention import SourceProbe, attention_weights
 from cocoa_engine.execution.native.build import first_line
 from cocoa_engine.forks import free_in_child
-from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.safe_text import safe_logger
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE  # torch has no public name for it
@@ -371,7 +371,7 @@ def _seen(segment: Segment, *, bounded: bool) -> list[tuple[int, Sequence[int]]]
     seen: list[tuple[int, Sequence[int]]] = []
     for slot, position, (slots, _) in zip(range(start, segment.end), segment.positions, segment.chains, strict=True):
         own = [slot, *slots[::-1]]
-        distances = [position - segment.tail_positions[each - committed] for each in own] if bounded else []
+        distances = [position - segment.tail_positions[slot - committed] for slot in own] if bounded else []
         if bounded and distances != list(range(len(own))):
             return None
         seen.append((committed, own))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 
 import torch
@@ -30,7 +29,7 @@ Pairs = Iterator[tuple[Tensor, Tensor]]
 Random = Callable[..., Tensor]
 
 
-@functools.cache
+@cache
 def obstacle() -> str | None:
     """Why this machine cannot use the kernels, or ``None``. The first call compiles and tries them."""
     library = built()
@@ -39,14 +38,14 @@ def obstacle() -> str | None:
     try:
         with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
             for name, pairs in TRIALS.items():
-                if not all(torch.allclose(found, expected, atol=TOLERANCE) for found, expected in pairs(_random())):
+                if not all(torch.allclose(result, expected, atol=TOLERANCE) for result, expected in pairs(_random())):
                     return f"{name} does not compute what torch computes"
     except RuntimeError as error:
         return f"the kernels could not be tried: {error}"
     return None
 
 
-@functools.cache
+@cache
 def block_obstacle() -> str | None:
     """Why the kernels cannot read the blocks of GGUF files here, or ``None``. They then unpack them everywhere."""
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
@@ -127,11 +126,11 @@ def _segment(cache: Tensor, width: int, seen: Sequence[Sequence[int]] | None) ->
 def _next_tokens(random: Random) -> Pairs:
     logits = random(6, 43)
     log_probs = logits.log_softmax(dim=-1)
-    found = operators.next_tokens(logits, 3).float()
+    result = operators.next_tokens(logits, 3).float()
     highest = log_probs.topk(3).values
-    yield found[:, :3], highest
-    yield log_probs.gather(1, found[:, 3:6].long()), highest
-    yield found[:, 6], -(log_probs.exp() * log_probs).sum(dim=-1)
+    yield result[:, :3], highest
+    yield log_probs.gather(1, result[:, 3:6].long()), highest
+    yield result[:, 6], -(log_probs.exp() * log_probs).sum(dim=-1)
 
 
 def _move(random: Random) -> Pairs:

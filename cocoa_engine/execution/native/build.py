@@ -21,8 +21,8 @@ from typing import BinaryIO, NamedTuple
 
 from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private, private_folder, temporary_folder
 from cocoa_engine.forks import free_in_child
-from cocoa_engine.logs import safe_logger
 from cocoa_engine.output_files import write_file
+from cocoa_engine.safe_text import safe_logger
 
 logger = safe_logger(__name__)
 
@@ -187,8 +187,8 @@ def _checksum(data: bytes) -> bytes:
 
 def _compiler() -> str:
     for name in (os.environ.get("CXX"), *COMPILERS):
-        if name and (found := shutil.which(name)):
-            return found
+        if name and (compiler := shutil.which(name)):
+            return compiler
     raise _UnfitError("no C++ compiler was found; install GCC (g++)")
 
 

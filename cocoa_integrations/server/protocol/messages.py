@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from transformers import PreTrainedTokenizerBase
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.model.text import block_text
-from cocoa_engine.safe_text import short_repr, shortened
+from cocoa_engine.integration import block_text, short_repr, shortened
 from cocoa_integrations._shared.chat_template import names
 from cocoa_integrations.server.errors import bad_request, of_parameter
+from cocoa_integrations.server.parameters import TEXT_ONLY
 from cocoa_integrations.tool_calling import invalid_call_text, object_of
 
 Element = TypeVar("Element")
@@ -24,8 +24,6 @@ NOT_VARIABLES = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_t
     "messages"
 }
 """Names in ``chat_template_kwargs`` that are options of transformers, such as another template."""
-
-TEXT_ONLY = "the model reads and writes text only"
 
 NOT_IN_MESSAGES = {"images": TEXT_ONLY, "audio": TEXT_ONLY, "function_call": "give tool_calls"}
 """Fields of messages that are not supported, and what to do instead."""
@@ -114,12 +112,12 @@ def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return function if isinstance(function, Mapping) else {}
 
 
-def template_variables(given: Mapping[str, Any] | None, engine: CocoaEngine) -> dict[str, Any]:
+def template_variables(values: Mapping[str, Any] | None, engine: CocoaEngine) -> dict[str, Any]:
     """``chat_template_kwargs`` of a request, which are variables of the model's template.
 
     Others are accepted if their value is false or empty: some clients send ``enable_thinking=False`` to every model.
     """
-    variables, param = dict(given or {}), "chat_template_kwargs"
+    variables, param = dict(values or {}), "chat_template_kwargs"
     if wrong := [name for name in variables if name in NOT_VARIABLES]:
         message = f"{param} takes variables of the model's chat template, not {', '.join(wrong)}; tools and "
         raise bad_request(f"{message}continue_final_message are parameters of the request", param)

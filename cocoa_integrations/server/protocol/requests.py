@@ -23,24 +23,16 @@ from transformers import SequenceBiasLogitsProcessor
 from typing_extensions import Self
 
 from cocoa_engine import METHODS, CocoaConfig, CocoaEngine
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.messages import unknown
-from cocoa_engine.model.callables import Processor
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.errors import ConfigError, unknown
+from cocoa_engine.integration import Processor, short_repr
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions, names
 from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations._shared.settings import OF_SAMPLING, DecodeSettings
 from cocoa_integrations._shared.unsupported import INSTEAD, is_without_effect
+from cocoa_integrations.server import parameters
 from cocoa_integrations.server.errors import at_most, bad_request, validation_error
-from cocoa_integrations.server.protocol.messages import (
-    TEXT_ONLY,
-    Message,
-    Several,
-    entries_of,
-    function_of,
-    template_variables,
-)
-from cocoa_integrations.server.settings import REFUSED, SAME_SETTING, Refused, ServerSettings, each
+from cocoa_integrations.server.protocol.messages import Message, Several, entries_of, function_of, template_variables
+from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.tool_calling import ToolRequest
 
 OPERATORS = ("decore_heads",)
@@ -90,11 +82,11 @@ class CocoaOptions(DecodeSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _are_known(cls, given: Any) -> Any:
+    def _are_known(cls, value: Any) -> Any:
         options = [name for name in cls.model_fields if name not in OPERATORS]
-        if isinstance(given, Mapping) and (strangers := [name for name in given if name not in options]):
+        if isinstance(value, Mapping) and (strangers := [name for name in value if name not in options]):
             raise ValueError(unknown(strangers, options, what="option"))
-        return given
+        return value
 
     def given(self) -> dict[str, Any]:
         """The settings that the request gives."""
@@ -132,26 +124,26 @@ class DecodingRequest(BaseModel):
     stop: str | Several[str] | None = None
     logit_bias: dict[str, Any] | None = None
     cocoa: CocoaOptions = Field(default_factory=CocoaOptions)
-    refused: ClassVar[Refused] = REFUSED
+    refused: ClassVar[parameters.Refused] = parameters.REFUSED
     """Parameters that are not supported."""
     in_prompt: ClassVar[tuple[str, ...]] = ()
     """Parameters that the prompt may contain."""
 
     @classmethod
-    def read(cls, given: Mapping[str, Any], limits: ServerSettings) -> Self:
+    def read(cls, body: Mapping[str, Any], limits: ServerSettings) -> Self:
         """The checked request. Nothing is made of a value that is refused, so that the work is bounded.
 
         An :class:`~.errors.ApiError` names a parameter that is wrong, not supported, contradicts another, or is above
         a limit.
         """
-        given = {name: value for name, value in given.items() if value is not None}
-        cls._screen(given, limits)
+        body = {name: value for name, value in body.items() if value is not None}
+        cls._screen(body, limits)
         try:
-            request = cls.model_validate(given)
+            request = cls.model_validate(body)
         except ValidationError as error:
             raise validation_error(error) from None
         for name, (neutral, instead) in cls.refused.items():
-            if (value := _value(given, name)) is not None and value not in neutral:
+            if (value := _value(body, name)) is not None and value not in neutral:
                 raise bad_request(f"{name}={short_repr(value)} is not supported; {instead}", name)
         request.check(limits)
         size = 0
@@ -161,16 +153,16 @@ class DecodingRequest(BaseModel):
         return request
 
     @classmethod
-    def _screen(cls, given: Mapping[str, Any], limits: ServerSettings) -> None:
+    def _screen(cls, body: Mapping[str, Any], limits: ServerSettings) -> None:
         """Refuse lists above a limit, JSON that is nested too deeply, and lone surrogates, which no tokenizer reads."""
         for name, (limit, what) in _LENGTHS.items():
-            value = _value(given, name)
+            value = _value(body, name)
             if isinstance(value, list) and name.partition(".")[0] in cls.model_fields:
                 if name == "prompt" and isinstance(next(iter(value), None), (str, list)):
                     limit, what = "max_prompts", "prompts"
                 at_most(len(value), getattr(limits, limit), name, what)
-        for name in given.keys() & cls.model_fields.keys():
-            level = [given[name]]
+        for name in body.keys() & cls.model_fields.keys():
+            level = [body[name]]
             for _ in range(limits.max_json_depth):
                 level = [inner for outer in level for inner in _members(outer)]
                 if not level:
@@ -178,7 +170,7 @@ class DecodingRequest(BaseModel):
             else:
                 raise bad_request(f"{name} is nested too deeply; the server's limit is {limits.max_json_depth}", name)
             try:
-                json.dumps(given[name], ensure_ascii=False).encode()
+                json.dumps(body[name], ensure_ascii=False).encode()
             except UnicodeEncodeError:
                 message = f"{name} has a lone surrogate (half of a character), which is not valid Unicode; remove it"
                 raise bad_request(message, name) from None
@@ -221,17 +213,17 @@ class DecodingRequest(BaseModel):
 
         An :class:`~.errors.ApiError` names a setting out of range, above a limit, given twice or without effect.
         """
-        given = self._settings()
-        method = str(given.get("method", ("", base.method))[1])
+        settings = self._settings()
+        method = str(settings.get("method", ("", base.method))[1])
         if method in METHODS and not METHODS[method].samples:
             for name in OF_SAMPLING:
-                param, value = given.pop(name, (name, None))
+                param, value = settings.pop(name, (name, None))
                 if not is_without_effect(name, value):
                     raise bad_request(f"{param}={short_repr(value)} is not supported; {INSTEAD[name]}", param)
         try:
-            config = base.replace(**{name: value for name, (_, value) in given.items()})
+            config = base.replace(**{name: value for name, (_, value) in settings.items()})
         except ConfigError as error:  # in the words of the request
-            params = {name: param for name, (param, _) in given.items()}
+            params = {name: param for name, (param, _) in settings.items()}
             message = re.sub(r"(^|; )(\w+): ", lambda name: f"{name[1]}{params.get(name[2], name[2])}: ", str(error))
             first = re.split(r"\W", str(error), maxsplit=1)[0]
             by_default = first if first in CocoaConfig.model_fields else None
@@ -241,8 +233,8 @@ class DecodingRequest(BaseModel):
             "max_candidates": limits.max_candidates,
             "max_span_tokens": limits.max_span_tokens,
         }
-        for name in limited.keys() & given.keys():
-            at_most(getattr(config, name), limited[name], given[name][0])
+        for name in limited.keys() & settings.keys():
+            at_most(getattr(config, name), limited[name], settings[name][0])
         return config
 
     def _settings(self) -> dict[str, tuple[str, Any]]:
@@ -251,7 +243,7 @@ class DecodingRequest(BaseModel):
         for name, (param, value) in settings.items():
             if name in _NUMBERS and isinstance(value, (bool, str)):
                 raise bad_request(f"{param}: the value must be a number (got {short_repr(value)})", param)
-        for param, setting in SAME_SETTING.items():
+        for param, setting in parameters.SAME_SETTING.items():
             value = getattr(self, param, None)
             if value is None or (param == "top_k" and value <= 0):
                 continue
@@ -279,10 +271,10 @@ class DecodingRequest(BaseModel):
         return [SequenceBiasLogitsProcessor(biases)] if biases else []
 
 
-def _value(given: Mapping[str, Any], name: str) -> Any:
+def _value(body: Mapping[str, Any], name: str) -> Any:
     """The value of a parameter, or of one inside an object; ``None`` if it is not given."""
     outer, _, inner = name.partition(".")
-    value = given.get(outer)
+    value = body.get(outer)
     return value if not inner else value.get(inner) if isinstance(value, Mapping) else None
 
 
@@ -293,21 +285,7 @@ def _members(value: Any) -> Any:
 class ChatRequest(DecodingRequest):
     """The body of a request for chat completions."""
 
-    refused: ClassVar[Refused] = {
-        **REFUSED,
-        **each("audio", TEXT_ONLY),
-        **each("modalities", TEXT_ONLY, ["text"], []),
-        **each("functions", "give tools", []),
-        **each("function_call", "give tool_choice"),
-        **each("web_search_options", "the server does not search the web"),
-        **each("moderation", "the server does not moderate"),
-        **each("store", "the server stores no answers", False),
-        **each("service_tier", "leave it out", "auto", "default"),
-        **each("verbosity", "ask for it in a message", "medium"),
-        **each("prompt suffix", "give messages alone", "", []),
-        **each("echo", "give messages alone", False),
-        **each("add_special_tokens", "the chat template adds them", False),
-    }
+    refused: ClassVar[parameters.Refused] = parameters.REFUSED_BY_CHAT
     in_prompt: ClassVar[tuple[str, ...]] = (
         *("messages", "tools", "response_format", "chat_template_kwargs", "reasoning_effort"),
     )
@@ -367,19 +345,7 @@ class ChatRequest(DecodingRequest):
 class CompletionRequest(DecodingRequest):
     """The body of a request for completions."""
 
-    refused: ClassVar[Refused] = {
-        **REFUSED,
-        **each("suffix", "the model continues a prompt only", ""),
-        **each("max_completion_tokens", "give max_tokens"),
-        **each("top_logprobs", "give logprobs", 0),
-        **each("messages tools functions", "/v1/chat/completions has it", []),
-        **each("response_format", "/v1/chat/completions has it", {"type": "text"}),
-        **each("tool_choice", "/v1/chat/completions has it", "none", "auto"),
-        **each("parallel_tool_calls reasoning_effort", "/v1/chat/completions has it", True),
-        **each("chat_template_kwargs", "/v1/chat/completions has it", {}),
-        **each("continue_final_message add_generation_prompt", "/v1/chat/completions has it", False),
-        **each("add_special_tokens", "give the prompt as token ids", True),
-    }
+    refused: ClassVar[parameters.Refused] = parameters.REFUSED_BY_COMPLETIONS
     in_prompt: ClassVar[tuple[str, ...]] = ("prompt",)
     prompt: str | Several[StrictStr] | Several[StrictInt] | Several[Several[StrictInt]]
     echo: Flag = False
@@ -431,26 +397,14 @@ class CompletionRequest(DecodingRequest):
         return self.model_copy(update={"max_tokens": None})._settings() if self.only_echoes else super()._settings()
 
 
-_NOT_DECODED = "nothing is decoded; leave it out"
-
-
 class ScoreRequest(DecodingRequest):
     """The body of a request for the risk of given texts after one prompt."""
 
-    refused: ClassVar[Refused] = {
-        **REFUSED,
-        **each(" ".join(SAME_SETTING), _NOT_DECODED),
-        **each("frequency_penalty presence_penalty top_logprobs", _NOT_DECODED, 0),
-        **each("logit_bias stream_options", _NOT_DECODED, {}),
-        **each("n", _NOT_DECODED, 1),
-        **each("tools functions", _NOT_DECODED, []),
-        **each("tool_choice", _NOT_DECODED, "none", "auto"),
-        **each("response_format", _NOT_DECODED, {"type": "text"}),
-        **each("stream echo continue_final_message logprobs", _NOT_DECODED, False),
-        **each("parallel_tool_calls reasoning_effort", _NOT_DECODED, True),
-    }
+    refused: ClassVar[parameters.Refused] = parameters.REFUSED_BY_SCORE
     without_effect: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "max_risk"), _NOT_DECODED),
+        **dict.fromkeys(
+            ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "max_risk"), parameters.NOT_DECODED
+        ),
         **dict.fromkeys(("report", "top_logprobs"), "the entries of the texts have all of the risk"),
         "source": "give source",
     }
@@ -476,9 +430,9 @@ class ScoreRequest(DecodingRequest):
     def check(self, limits: ServerSettings) -> None:
         """Refuse what contradicts itself or is above a limit; see :meth:`DecodingRequest.read`."""
         super().check(limits)
-        for one, other in (("prompt", "messages"), ("text", "texts")):
-            if (getattr(self, one) is None) == (getattr(self, other) is None):
-                raise bad_request(f"give either {one} or {other}", one)
+        for first, second in (("prompt", "messages"), ("text", "texts")):
+            if (getattr(self, first) is None) == (getattr(self, second) is None):
+                raise bad_request(f"give either {first} or {second}", first)
         if self.chat_template_kwargs and self.messages is None:
             raise bad_request("chat_template_kwargs has no effect on a prompt; give messages", "chat_template_kwargs")
         for name in self.without_effect.keys() & self.cocoa.model_fields_set:

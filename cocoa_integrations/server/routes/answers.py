@@ -233,7 +233,7 @@ class Reply:
         in_logprobs = report in ("both", "logprobs") and has_logprobs and state.settings.risk_in_logprobs
         self._risk = RiskFields(report in ("both", "message"), in_logprobs)
         self._jobs = [
-            Job(engine, each, self._risk, first=number * body.n, **listing) for number, each in enumerate(calls)
+            Job(engine, call, self._risk, first=number * body.n, **listing) for number, call in enumerate(calls)
         ]
         self._streams: list[StreamedAnswer] = []
 

@@ -21,13 +21,13 @@ from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.forward import trial
 from cocoa_engine.execution.forward.attention import attend
 from cocoa_engine.execution.forward.base import KeyValues, Segment
-from cocoa_engine.execution.forward.source_attention import SourceProbe, observer, of_segments
+from cocoa_engine.execution.forward.source_attention import SourceProbe, observer
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.prompts import Passages
 from tests.helpers.alike import near
 from tests.helpers.attention import attention_weights, source_attention
-from tests.helpers.backends import PROMPTS, made
+from tests.helpers.backends import LINEAR_BACKENDS, PROMPTS, made
 from tests.helpers.in_threads import join, start
 from tests.helpers.inside import use_backend
 from tests.helpers.libraries import needs_kernels
@@ -70,38 +70,20 @@ def check(model: PreTrainedModel, prompt: list[int], answer: Generation, ranges:
     assert model.config._attn_implementation == usual
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", SEEN)
-def test_it_is_the_mass_of_the_attention_weights(architecture: str, tmp_path: Path) -> None:
-    """Of answers, with passages and without, and of given texts."""
-    model = tiny_model(architecture)
-    engine = engine_on(model, tmp_path)
-    answer = engine.generate(PROMPT)
-    assert any(span.candidates for span in answer.spans)
-    check(model, PROMPT, answer)
-    check(model, PROMPT, engine.generate(PROMPT, source=Passages(RANGES)), RANGES)
-    text = [9, 40, 77, 12, 150, 3, 200]
-    check(model, PROMPT, engine.score(PROMPT, text))
-    for one in engine.score(PROMPT, [text, text[:3]]):
-        check(model, PROMPT, one)
-
-
 OWN_ATTENTION = ["llama", "mistral-sliding", "gemma2", "gemma3_text"]
 WAYS = [
-    *(
-        pytest.param("mistral-sliding", kind, linears, marks=needs_kernels if linears == "native" else ())
-        for kind in ("static_lean", "lean", "modules")
-        for linears in ("stock", "transposed", "native")
-    ),
+    *(("mistral-sliding", kind, name) for kind in ("static_lean", "lean", "modules") for name in LINEAR_BACKENDS),
     # a cache of a sliding layer has dropped the first keys of the longer prompts
     *((name, kind, "stock") for kind in ("masked_modules", "copied_cache", "recompute") for name in OWN_ATTENTION),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("architecture", "kind", "linears"), WAYS)
-def test_every_backend_measures_the_same(architecture: str, kind: str, linears: Any, tmp_path: Path) -> None:
-    """Sequences of one batch have other passages, or none."""
+@pytest.mark.parametrize(("architecture", "kind", "linears"), [*((name, None, "stock") for name in SEEN), *WAYS])
+def test_it_is_the_mass_of_the_attention_weights(
+    architecture: str, kind: str | None, linears: Any, tmp_path: Path
+) -> None:
+    """Of answers and of given texts, in every backend; sequences of one batch have other passages, or none."""
     model = tiny_model(architecture)
     engine = engine_on(model, tmp_path, kind, linears)
     ranges: list[tuple[range, ...]] = [(range(1, 3), range(2, 7)), (), RANGES]
@@ -109,10 +91,14 @@ def test_every_backend_measures_the_same(architecture: str, kind: str, linears: 
     for prompt, answer, own in zip(PROMPTS, engine.generate_batch(PROMPTS, source=sources), ranges, strict=True):
         check(model, prompt, answer, own)
     alone, plain = engine.generate(PROMPT, source=Passages(RANGES)), engine.generate(PROMPT)
+    assert any(span.candidates for span in plain.spans)
     check(model, PROMPT, alone, RANGES)
     check(model, PROMPT, plain)
     # source attention keeps its definition
     assert source_attention(alone) == near(source_attention(plain))
+    text = [9, 40, 77, 12, 150, 3, 200]
+    for scored in (engine.score(PROMPT, text), *engine.score(PROMPT, [text, text[:3]])):
+        check(model, PROMPT, scored)
 
 
 @pytest.mark.parametrize("method", ["greedy", "decore", "dola", "diver"])
@@ -177,7 +163,6 @@ def test_given_texts_streams_chats_and_texts(tmp_path: Path) -> None:
 
 @contextmanager
 def counted(backend: Backend) -> Iterator[list[TokenTree]]:
-    """The sequences that a backend opens."""
     opened: list[TokenTree] = []
     with pytest.MonkeyPatch.context() as patch:
         method = backend.open
@@ -187,7 +172,6 @@ def counted(backend: Backend) -> Iterator[list[TokenTree]]:
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_an_answer_is_measured_alike_with_and_without_the_prefix_cache(architecture: str) -> None:
-    """While it is written, and when it is fed again, in tokens and in attention."""
     prompt = [3 + 7 * number % 200 for number in range(90)]
     source = Passages((range(5, 40), range(50, 80)))
     measured: list[Generation] = []
@@ -207,31 +191,7 @@ def test_an_answer_is_measured_alike_with_and_without_the_prefix_cache(architect
             assert span.passage_attention == near(same.passage_attention)
 
 
-def test_without_known_heads_it_is_that_of_heads_spread_over_the_layers() -> None:
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    answer = engine.generate(PROMPT, max_new_tokens=4, source=Passages(RANGES))
-    assert answer.source_heads == "spread"
-    for span in answer.spans:
-        assert len(span.passage_attention) == len(RANGES)
-        assert span.source_attention is not None
-        assert 0 < max(span.passage_attention) <= span.source_attention
-
-
-def test_segments_without_passages_get_zeros() -> None:
-    probe, bare = SourceProbe([(0, 1)], range(1, 5), [range(1, 3)]), SourceProbe([(0, 1)], range(1, 5))
-    for each, width in ((probe, 2), (bare, 3)):
-        each.take(0, torch.rand(1, width, 10), 0)
-    found, own = of_segments([(bare, 3), (None, 1), (probe, 2)]), probe.means()
-    assert found is not None
-    assert own is not None
-    assert found.shape == (6, 2)
-    assert found[:4, 1].abs().max() == found[3].abs().max() == 0 < found[:3, 0].min()
-    assert torch.equal(found[4:], own)
-    assert of_segments([(None, 3)]) is None
-
-
 def observe(probe: SourceProbe, length: int, layer: int, query: Any, keys: Any, **options: Any) -> Any:
-    """The means after the last two rows of a layer were observed."""
     module: Any = SimpleNamespace(layer_idx=layer)
     mask = options.pop("mask", None)
     observer(probe, 2, length)(lambda *_, **__: None, module, query, keys, keys, mask, **options)
@@ -295,17 +255,12 @@ def formula(segment: Segment, query: torch.Tensor, seen: list[list[int]], scale:
 
 
 @pytest.mark.slow
-@given(
-    kv_heads=st.sampled_from([1, 2, 3]),
-    groups=st.sampled_from([1, 3]),
-    committed=st.integers(1, 90),
-    branches=st.lists(st.integers(1, 3), min_size=1, max_size=4),
-    window=st.sampled_from([None, 1, 7, 40]),
-    seed=st.integers(0, 1000),
-)
-def test_attention_is_the_formula(
-    kv_heads: int, groups: int, committed: int, branches: list[int], window: int | None, seed: int
-) -> None:
+@given(st.data())
+def test_attention_is_the_formula(data: st.DataObject) -> None:
+    pick, seed = data.draw, data.draw(st.integers(0, 1000))
+    kv_heads, groups = pick(st.sampled_from([1, 2, 3])), pick(st.sampled_from([1, 3]))
+    committed, window = pick(st.integers(1, 90)), pick(st.sampled_from([None, 1, 7, 40]))
+    branches = pick(st.lists(st.integers(1, 3), min_size=1, max_size=4))
     generator = torch.Generator().manual_seed(seed)
     own, positions, slot = [], [], committed
     for depth in branches:
@@ -320,15 +275,9 @@ def test_attention_is_the_formula(
     keys, values = torch.randn(2, kv_heads, slot, 8, generator=generator)
     store.write(0, 0, keys, values)
     alone = branches == [1]
-    segment = Segment(
-        store,
-        committed,
-        [0] * width,
-        positions,
-        committed,
-        chains=None if alone else [(chain[:-1], 1) for chain in own],
-        tail_positions=[] if alone else positions,
-    )
+    chains = None if alone else [(chain[:-1], 1) for chain in own]
+    tail_positions = [] if alone else positions
+    segment = Segment(store, committed, [0] * width, positions, committed, chains=chains, tail_positions=tail_positions)
     query = torch.randn(kv_heads * groups, width, 8, generator=generator)
     place = {**{slot: slot for slot in range(committed)}, **{committed + n: at for n, at in enumerate(positions)}}
     seen = [

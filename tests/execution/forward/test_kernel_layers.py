@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from cocoa_engine.execution.backends import FeedRequest
 from cocoa_engine.execution.backends.shared_cache import SharedCache
-from cocoa_engine.execution.forward.base import KeyValues
 from cocoa_engine.execution.forward.kernel_layers import MAX_ROWS, KernelLayers
 from cocoa_engine.execution.forward.lean import Lean
+from cocoa_engine.execution.forward.linears import LinearBackend
 from cocoa_engine.model.hidden_states import CaptureSpec
 from tests.helpers.backends import close_to, opened, shared
 from tests.helpers.in_threads import threads
@@ -62,35 +63,34 @@ def outputs(backend: SharedCache, capture: CaptureSpec) -> list[torch.Tensor]:
     return found
 
 
-def assert_as_written_out(backend: SharedCache, capture: CaptureSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, run = [], KernelLayers.__call__
-    monkeypatch.setattr(KernelLayers, "__call__", lambda *args: (calls.append(args), run(*args))[1])
-    found = outputs(backend, capture)
-    assert len(calls) == 3
-    lean(backend).kernels = None
-    expected = outputs(backend, capture)
-    assert len(calls) == 3
-    for one, other in zip(found, expected, strict=True):
-        close_to(one, other)
+KINDS = ["full_attention", "sliding_attention"] * (NUM_LAYERS // 2)
+SOME_WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "layer_types": KINDS}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capture", WANTED.values(), ids=WANTED)
-@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "phi3", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    ("architecture", "options", "linears"),
+    [
+        *((name, {}, "native") for name in ("llama", "mistral-sliding", "phi3", "qwen2", "qwen3")),
+        ("qwen2", SOME_WINDOWS, "native"),
+        ("llama", {}, "bfloat16"),
+    ],
+)
 def test_the_same_as_the_written_out_pass(
-    architecture: str, capture: CaptureSpec, monkeypatch: pytest.MonkeyPatch
+    architecture: str, options: dict[str, Any], linears: LinearBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert_as_written_out(by_kernels(tiny_model(architecture)), capture, monkeypatch)
-
-
-def test_layers_with_and_without_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = ["full_attention", "sliding_attention"] * (NUM_LAYERS // 2)
-    model = tiny_model("qwen2", use_sliding_window=True, sliding_window=8, layer_types=kinds)
-    assert_as_written_out(by_kernels(model), WANTED["middle"], monkeypatch)
-
-
-def test_weights_copied_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_as_written_out(shared(tiny_model("llama"), "lean", "bfloat16"), WANTED["middle"], monkeypatch)
+    calls, run = [], KernelLayers.__call__
+    monkeypatch.setattr(KernelLayers, "__call__", lambda *args: (calls.append(args), run(*args))[1])
+    model = tiny_model(architecture, **options)
+    for capture in WANTED.values():
+        calls.clear()
+        backend = shared(model, "lean", linears)
+        found = outputs(backend, capture)
+        assert len(calls) == 3
+        lean(backend).kernels = None
+        for one, other in zip(found, outputs(backend, capture), strict=True):
+            close_to(one, other)
+        assert len(calls) == 3
 
 
 def test_layers_of_several_widths_go_the_other_way() -> None:
@@ -124,22 +124,6 @@ def test_many_tokens_go_the_other_way() -> None:
     paths = [(token,) for token in range(20, 21 + MAX_ROWS)]
     assert kernels.leaves([tree.segment(paths[:-1])]) is not None
     assert kernels.leaves([tree.segment(paths)]) is None
-
-
-def test_slots_are_moved_as_torch_moves_them() -> None:
-    stores = []
-    for known in (False, True):
-        generator = torch.Generator().manual_seed(0)
-        store = KeyValues(3, 12)
-        for layer in range(3):
-            store.write(layer, 0, *torch.randn(2, 2, 10, 5, generator=generator))
-        if known:
-            assert store.is_addressable()
-        store.compact([4, 5, 7, 9], 4)
-        store.compact([8, 9], 2)
-        stores.append(store)
-    for one, other in zip(*([*store.keys, *store.values] for store in stores), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_a_store_that_grew_is_found_again() -> None:

@@ -34,7 +34,6 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 @pytest.fixture(autouse=True)
 def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spans that a short text grows through."""
     monkeypatch.setattr(static, "GRAIN", 16)
 
 
@@ -42,7 +41,6 @@ backend_of = partial(shared, kind="static_lean")
 
 
 def steps_of(tree: SharedTree) -> list[tuple[int, int]]:
-    """Width and span of the steps that were made for a sequence's store."""
     assert isinstance(tree.store, StaticStore)
     return sorted({(shape.width, shape.span) for shape in tree.store.steps})
 
@@ -57,17 +55,17 @@ def forward_of(backend: SharedCache) -> StaticLean:
 @pytest.mark.parametrize("architecture", FAMILY)
 def test_a_tree_gives_the_lean_pass_and_the_plain_one(architecture: str, final: FinalLayer) -> None:
     model = tiny_model(architecture)
+    backends = shared(model, "static_lean"), shared(model, "lean")
     for width in (1, 2, 4, 7):
         first: list[Path] = [(10 + number,) for number in range(width)]
         second: list[Path] = [(*path, 100) for path in first if path != (11,)]
         outputs: list[list[Tensor]] = []
-        for kind in ("static_lean", "lean"):
-            backend = shared(model, kind)
+        for backend in backends:
             tree = opened(backend, PROMPTS[0], capture=CaptureSpec(2, 6, final))
             said = [*backend.step([(tree, first)])[0][:2], *backend.step([(tree, second)])[0][:2]]
             tree.commit(second[-1])
             outputs.append([*said, *backend.step([(tree, [(150,), (151,)])])[0][:2]])
-            if kind == "static_lean":
+            if backend is backends[0]:
                 assert max(steps_of(tree))[0] == (4 if width <= 4 else 8)
             tree.close()
         for actual, expected in zip(*outputs, strict=True):
@@ -193,20 +191,14 @@ def test_a_store_that_grew_goes_on_without_steps() -> None:
 @pytest.mark.parametrize("architecture", FAMILY)
 @pytest.mark.parametrize("boundary", ["right", "own"])
 def test_whole_generations(architecture: str, boundary: str) -> None:
-    model = tiny_model(architecture)
+    model, settings = tiny_model(architecture), {"max_new_tokens": 20, "span_boundary": boundary}
     results = []
     for kind in ("lean", "static_lean"):
         engine = use_backend(CocoaEngine(model, tiny_tokenizer()), made(model, kind, "transposed"))
-        settings = {"max_new_tokens": 20, "span_boundary": boundary}
-        results.append(
-            [
-                *(engine.generate(prompt, **settings) for prompt in PROMPTS),
-                *engine.generate_batch(PROMPTS, **settings),
-                *(engine.generate(prompt, method="greedy", **settings) for prompt in PROMPTS),
-            ]
-        )
-        if kind == "static_lean":
-            assert engine.info().forward == "static_lean"
+        results.append(engine.generate_batch(PROMPTS, **settings))
+        for method in ("cocoa-sig", "greedy"):
+            results[-1] += [engine.generate(prompt, method=method, **settings) for prompt in PROMPTS]
+        assert engine.info().forward == kind
     assert any(span.candidates for out in results[0] for span in out.spans)
     assert all(same(a, b) for a, b in zip(*results, strict=True))
 
@@ -244,41 +236,33 @@ def test_steps_of_other_weights_and_under_inference_mode() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype) -> None:
     model = tiny_model("llama").to(dtype)
-    outputs = []
-    for kind in ("static_lean", "lean"):
-        backend = shared(model, kind)
-        tree = opened(backend, PROMPTS[0])
-        outputs.append(backend.step([(tree, [(10,), (11,)])])[0])
-    assert outputs[0].logits.dtype == outputs[0].hidden.dtype == torch.float32
+    backends = [shared(model, kind) for kind in ("static_lean", "lean")]
+    outputs = [backend.step([(opened(backend, PROMPTS[0]), [(10,), (11,)])])[0] for backend in backends]
     for actual, expected in zip(*(output[:2] for output in outputs), strict=True):
+        assert actual.dtype == torch.float32
         assert float((actual - expected).abs().max()) < 0.05 * float(expected.std())
-
-
-class Operators(TorchDispatchMode):
-    """Notes the operators that run inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(function._schema.name)
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("architecture", FAMILY)
 def test_a_step_could_be_captured(architecture: str) -> None:
     """It asks nothing of the device, has no size that depends on data, and makes nothing of the host's values."""
+    names: set[str] = set()
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.add(function._schema.name)
+            return function(*args, **(kwargs or {}))
+
     backend = backend_of(tiny_model(architecture))
     tree = opened(backend, PROMPTS[0])
     backend.step([(tree, [(10,), (11,)])])
     assert isinstance(tree.store, StaticStore)
     (step,) = tree.store.steps.values()
-    with torch.no_grad(), Operators() as operators:
+    with torch.no_grad(), Operators():
         step.run(forward_of(backend))
     forbidden = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "lift_fresh", "item", "equal")
-    assert operators.names.isdisjoint(f"aten::{name}" for name in forbidden)
-    assert "aten::index_copy_" in operators.names
+    assert names.isdisjoint(f"aten::{name}" for name in forbidden)
+    assert "aten::index_copy_" in names
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -322,15 +306,23 @@ class TestOnAGpu:
     """Real graphs."""
 
     def test_graphs_are_chosen_and_can_be_turned_off(self, cuda_model: PreTrainedModel) -> None:
+        """In threads, too. Graphs give what the CPU gives."""
         on = CocoaEngine(cuda_model, tiny_tokenizer())
         off = CocoaEngine(cuda_model, tiny_tokenizer(), runtime=Runtime(cuda_graphs=False))
         assert on.info().forward == "static_lean", on.info().backend_reason
         assert off.info().forward == "lean"
-        settings = {"max_new_tokens": 40}
-        for prompt in PROMPTS:
-            assert same(on.generate(prompt, **settings), off.generate(prompt, **settings))
-        for a, b in zip(on.generate_batch(PROMPTS, **settings), off.generate_batch(PROMPTS, **settings), strict=True):
-            assert same(a, b)
+        expected = off.generate_batch(PROMPTS, max_new_tokens=40)
+        alone = partial(on.generate, max_new_tokens=40)
+        for answers in (
+            [alone(prompt) for prompt in PROMPTS],
+            together([partial(alone, prompt) for prompt in PROMPTS]),
+            on.generate_batch(PROMPTS, max_new_tokens=40),
+            [off.generate(prompt, max_new_tokens=40) for prompt in PROMPTS],
+        ):
+            assert all(same(answer, other) for answer, other in zip(answers, expected, strict=True))
+        on_cpu = CocoaEngine(tiny_model("llama"), tiny_tokenizer()).generate_batch(PROMPTS, max_new_tokens=16)
+        for answer, other in zip(on.generate_batch(PROMPTS, max_new_tokens=16), on_cpu, strict=True):
+            assert same(answer, other)
         assert on.info().forward == "static_lean"
 
     @pytest.mark.parametrize("architecture", FAMILY)
@@ -354,27 +346,15 @@ class TestOnAGpu:
             assert all(step.graph is not None for step in tree.store.steps.values())
             tree.close()
 
-    def test_threads(self, cuda_model: PreTrainedModel) -> None:
-        engine = CocoaEngine(cuda_model, tiny_tokenizer())
-        expected = [engine.generate(prompt, max_new_tokens=30) for prompt in PROMPTS]
-        answers = together([partial(engine.generate, prompt, max_new_tokens=30) for prompt in PROMPTS])
-        assert all(same(answer, one) for answer, one in zip(answers, expected, strict=True))
-
     def test_a_capture_that_fails_falls_back(
         self, cuda_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """A word from the device to the host, which no capture allows."""
         run = static.Step.run
-
-        def asking(step: static.Step, lean: StaticLean) -> None:
-            run(step, lean)
-            step.logits.sum().item()
-
         expected = CocoaEngine(cuda_model, tiny_tokenizer(), runtime=Runtime(cuda_graphs=False)).generate(PROMPTS[0])
-        monkeypatch.setattr(static.Step, "run", asking)
+        monkeypatch.setattr(static.Step, "run", lambda step, lean: run(step, lean) or step.logits.sum().item())
         engine = CocoaEngine(cuda_model, tiny_tokenizer())
-        with caplog.at_level(logging.WARNING, logger="cocoa_engine"):
-            assert same(engine.generate(PROMPTS[0]), expected)
+        for _ in range(2):
             assert same(engine.generate(PROMPTS[0]), expected)
         (record,) = caplog.records
         assert "CUDA graphs" in record.getMessage()

@@ -6,13 +6,14 @@ import logging
 import mmap
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from tests.helpers.libraries import QUICK_FLAGS, forget, keeping_compiler, needs
 from tests.helpers.processes import LIMIT, python
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_kernels]
 
 
 @pytest.fixture(scope="module")
@@ -33,18 +34,44 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return keeping_compiler(tmp_path_factory.mktemp("compiler"))
 
 
+class Machine(NamedTuple):
+    """One of which nothing is remembered, with folders that are empty."""
+
+    cache: Path
+    temporary: Path
+    patch: pytest.MonkeyPatch
+    log: pytest.LogCaptureFixture
+
+    def libraries(self, cache: Path | None = None) -> list[Path]:
+        return sorted(((cache or self.cache) / build.FOLDER).glob("*.so"))
+
+    def start_again(self, *, compiles: bool) -> None:
+        """Load the kernels as the next process would."""
+        build._built.cache_clear()
+        compiled: list[Path] = []
+        original = build._compile
+        with self.patch.context() as patch:
+            patch.setattr(build, "_compile", lambda *given: (compiled.append(original(*given)), compiled[-1])[1])
+            assert build.built().handle is not None, build.built().reason
+        assert len(compiled) == compiles
+
+    def warnings(self) -> list[str]:
+        return [record.getMessage() for record in self.log.records if record.levelno >= logging.WARNING]
+
+
 @pytest.fixture
-def anew(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache directory, and nothing remembered of the machine."""
-    folder = tmp_path / "cache"
-    monkeypatch.setenv(CACHE_VARIABLE, str(folder))
+def machine(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Iterator[Machine]:
+    made = Machine(tmp_path / "cache", tmp_path / "tmp", monkeypatch, caplog)
+    monkeypatch.setenv(CACHE_VARIABLE, str(made.cache))
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setattr(build, "FLAGS", QUICK_FLAGS)
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    made.temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(made.temporary))
+    caplog.set_level(logging.INFO, logger="cocoa_engine")
     forget()
-    yield folder
+    yield made
     forget()
 
 
@@ -67,67 +94,140 @@ exec "{compiler}" "$@"
 """
 
 
-def libraries(cache: Path) -> list[Path]:
-    return sorted((cache / build.FOLDER).glob("*.so"))
-
-
-def temporary_folder() -> Path:
-    return Path(tempfile.gettempdir()) / f"cocoa-engine-{os.getuid()}"
-
-
-def start_again(monkeypatch: pytest.MonkeyPatch, *, compiles: bool) -> None:
-    """Load the kernels as the next process would."""
-    build._built.cache_clear()
-    compiled: list[Path] = []
-    original = build._compile
-    with monkeypatch.context() as patch:
-        patch.setattr(build, "_compile", lambda *given: (compiled.append(original(*given)), compiled[-1])[1])
-        assert build.built().handle is not None, build.built().reason
-    assert len(compiled) == compiles
-
-
-@needs_kernels
-def test_it_is_built_once_for_each_source(anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start_again(monkeypatch, compiles=True)
-    (made,) = libraries(anew)
+def test_it_is_built_once_for_each_source(machine: Machine, tmp_path: Path) -> None:
+    machine.start_again(compiles=True)
+    (made,) = machine.libraries()
     written = made.stat().st_mtime_ns
-    start_again(monkeypatch, compiles=False)
+    machine.start_again(compiles=False)
     assert made.stat().st_mtime_ns == written
     changed = tmp_path / "kernels.cpp"
     changed.write_text(build.SOURCE.read_text() + "// changed\n")
-    monkeypatch.setattr(build, "SOURCE", changed)
-    start_again(monkeypatch, compiles=True)
-    assert len(libraries(anew)) == 2
+    machine.patch.setattr(build, "SOURCE", changed)
+    machine.start_again(compiles=True)
+    assert len(machine.libraries()) == 2
 
 
-@needs_kernels
-def test_processes_that_build_at_once_both_have_it(
-    anew: Path, compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_build_at_once_both_have_it(machine: Machine, compiler: Path, tmp_path: Path) -> None:
     """Each compiles, and neither is done before the other has begun."""
     together = tmp_path / "together-g++"
     together.write_text(TOGETHER.format(compiler=compiler))
     together.chmod(0o755)
-    monkeypatch.setenv("CXX", str(together))
+    machine.patch.setenv("CXX", str(together))
     assert python(BUILDS_TWICE).split() == ["None", "None"]
     assert len(list(tmp_path.glob("together-g++.*"))) == 2
-    assert len(libraries(anew)) == 1
+    assert len(machine.libraries()) == 1
 
 
-@needs_kernels
-@pytest.mark.parametrize("why", ["no folder", "no home"])
-def test_without_the_cache_directory_they_are_kept_with_temporary_files(
-    why: str, anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+# Where they are kept, and where they cannot be had.
+
+
+def forbid_execution(machine: Machine, *folders: Path) -> None:
+    """No file of these folders can be mapped to be run, as if they were mounted noexec."""
+    opened, mapped = build._opened, build.mmap.mmap
+
+    def require_exec(path: Path) -> None:
+        if any(path.is_relative_to(folder) for folder in folders):
+            raise PermissionError(f"{path}: failed to map segment from shared object")
+
+    def open_library(file: Any) -> Any:
+        require_exec(Path(file.name))
+        return opened(file)
+
+    def map_file(descriptor: int, *given: Any, prot: int = 0, **options: Any) -> Any:
+        if prot & mmap.PROT_EXEC:
+            require_exec(Path(f"/proc/self/fd/{descriptor}").readlink())
+        return mapped(descriptor, *given, prot=prot, **options)
+
+    machine.patch.setattr(build, "_opened", open_library)
+    machine.patch.setattr(build, "mmap", SimpleNamespace(**{**vars(mmap), "mmap": map_file}))
+
+
+BROKEN = "int main( { return 0; }\n"
+OTHER_OPENMP = 'extern "C" void GOMP_not_there(); extern "C" void cocoa_linear() { GOMP_not_there(); }\n'
+
+
+def use_source(machine: Machine, text: str) -> None:
+    other = machine.temporary.with_name("other.cpp")
+    other.write_text(text)
+    machine.patch.setattr(build, "SOURCE", other)
+
+
+FAULTS: dict[str, Callable[[Machine], Any]] = {
+    "no folder": lambda machine: machine.cache.write_text("a file where the folder should be"),
+    "no home": lambda machine: machine.patch.setenv(CACHE_VARIABLE, "~nobody-of-that-name/cache"),
+    "no temporary folder": lambda machine: (machine.temporary / f"cocoa-engine-{os.getuid()}").write_text("here too"),
+    "open temporary folder": lambda machine: machine.temporary.chmod(
+        0o777
+    ),  # others could exchange what is built there
+    "noexec cache": lambda machine: forbid_execution(machine, machine.cache),
+    "noexec temporary folder": lambda machine: forbid_execution(machine, machine.temporary),
+    "no compiler": lambda machine: machine.patch.setattr(shutil, "which", lambda _: None),
+    "other processor": lambda machine: machine.patch.setattr(platform, "machine", lambda: "riscv64"),
+    "broken source": lambda machine: use_source(machine, BROKEN),
+    "other OpenMP": lambda machine: use_source(machine, OTHER_OPENMP),
+}
+
+
+@pytest.mark.parametrize(
+    ("faults", "place", "said"),
+    [
+        ("no folder", "temporary", ["not kept in the cache directory"]),
+        ("no home", "temporary", []),
+        ("noexec cache", "temporary", []),
+        ("noexec temporary folder", "cache", []),
+        ("open temporary folder", "cache", ["not kept in the temporary folder"]),
+        ("no folder, no temporary folder", None, ["not kept in the cache directory", "for this process alone"]),
+    ],
+)
+def test_another_folder_takes_the_place_of_one_that_cannot_be_used(
+    faults: str, place: str | None, said: list[str], machine: Machine
 ) -> None:
-    if why == "no home":
-        monkeypatch.setenv(CACHE_VARIABLE, "~nobody-of-that-name/cache")
-    else:
-        anew.write_text("a file where the folder should be")
-    with caplog.at_level(logging.INFO, logger="cocoa_engine"):
+    for fault in faults.split(", "):
+        FAULTS[fault](machine)
+    used: list[Path] = []
+    compile_in = build._compile
+    with machine.patch.context() as patch:
+        patch.setattr(build, "_compile", lambda compiler, folder: used.append(folder) or compile_in(compiler, folder))
         assert trial.obstacle() is None
-    assert ("not kept in the cache directory" in caplog.text) == (why == "no folder")
-    assert list(temporary_folder().rglob("kernels*.so"))
-    start_again(monkeypatch, compiles=False)
+    assert len(used) == 1
+    assert used[0].is_relative_to(machine.cache) or faults != "open temporary folder"
+    assert all(message in machine.log.text for message in said)
+    assert bool(machine.warnings()) == bool(said)
+    for folder in ("cache", "temporary"):
+        assert bool([*getattr(machine, folder).rglob("kernels*.so")]) == (folder == place)
+    machine.start_again(compiles=place is None)
+
+
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        ("no compiler", "install GCC"),
+        ("broken source", "could not compile"),
+        ("other processor", "Linux on riscv64"),
+        ("other OpenMP", "OpenMP"),
+        ("noexec cache, noexec temporary folder", f"mounted noexec.*set {CACHE_VARIABLE} to a folder elsewhere"),
+        ("no folder, noexec cache, noexec temporary folder", f"mounted noexec.*set {CACHE_VARIABLE} to a folder"),
+        ("no folder, open temporary folder", "other users could exchange a library"),
+    ],
+)
+def test_without_kernels_torch_does_the_work(faults: str, said: str, machine: Machine) -> None:
+    """Nothing is compiled that could not be loaded."""
+    stock = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears="stock"))
+    expected = stock.generate([5, 6, 7], max_new_tokens=12)
+    forget()
+    for fault in faults.split(", "):
+        FAULTS[fault](machine)
+    if "folder" in faults:
+        machine.patch.setattr(build, "_compile", lambda *_: pytest.fail("it cannot be loaded"))
+    reason = trial.obstacle()
+    assert re.search(said, str(reason), re.DOTALL)
+    assert machine.log.messages[-1].endswith(f"decoding is slower: {reason}")
+    assert not list(machine.temporary.rglob("*.so"))
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears="native"))
+    info = engine.info()
+    assert info.linears == ("packed" if linears.can_pack() else "transposed")
+    assert info.native_obstacle == reason
+    assert engine.generate([5, 6, 7], max_new_tokens=12).token_ids == expected.token_ids
 
 
 def truncate(library: Path) -> None:
@@ -144,7 +244,6 @@ def replace_by_another(library: Path) -> None:
     source.unlink()
 
 
-@needs_kernels
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -158,24 +257,18 @@ def replace_by_another(library: Path) -> None:
     ids=["truncated", "another", "no checksum", "odd checksum", "writable", "checksum writable"],
 )
 def test_a_library_that_is_not_as_it_was_built_is_built_again(
-    damage: Callable[[Path], Any],
-    said: str,
-    anew: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path], Any], said: str, machine: Machine
 ) -> None:
     assert build.built().handle is not None
-    (made,) = libraries(anew)
+    (made,) = machine.libraries()
     damage(made)
-    with caplog.at_level(logging.WARNING, logger="cocoa_engine"):
-        start_again(monkeypatch, compiles=True)
-    (record,) = caplog.records
-    assert said in record.message
+    machine.start_again(compiles=True)
+    (message,) = machine.warnings()
+    assert said in message
     assert not made.stat().st_mode & 0o022
-    start_again(monkeypatch, compiles=False)
+    machine.start_again(compiles=False)
 
 
-@needs_kernels
 @pytest.mark.parametrize(
     ("owner", "said"),
     [
@@ -188,109 +281,26 @@ def test_a_library_that_is_not_as_it_was_built_is_built_again(
     ],
 )
 def test_a_folder_that_others_could_write_to_is_closed_to_them_or_left(
-    owner: int | None, said: str, anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    owner: int | None, said: str, machine: Machine
 ) -> None:
-    folder = anew / build.FOLDER
+    folder = machine.cache / build.FOLDER
     folder.mkdir(parents=True)
     if owner is None:
         folder.chmod(0o777)
     else:
         os.chown(folder, owner, owner)
-    with caplog.at_level(logging.WARNING, logger="cocoa_engine"):
-        start_again(monkeypatch, compiles=True)
-    (record,) = caplog.records
-    assert said in record.message
+    machine.start_again(compiles=True)
+    (message,) = machine.warnings()
+    assert said in message
     assert not folder.stat().st_mode & 0o022
-    assert bool(libraries(anew)) == (owner is None)
-    assert bool(list(temporary_folder().glob("*.so"))) == (owner is not None)
-    start_again(monkeypatch, compiles=False)
+    assert bool(machine.libraries()) == (owner is None)
+    assert bool(list(machine.temporary.glob("cocoa-engine-*/*.so"))) == (owner is not None)
+    machine.start_again(compiles=False)
 
 
-def forbid_execution(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
-    """No file of these folders can be mapped to be run, as if they were mounted noexec."""
-    opened, mapped = build._opened, mmap.mmap
-
-    def require_exec(path: Path) -> None:
-        if any(path.is_relative_to(folder) for folder in folders):
-            raise PermissionError(f"{path}: failed to map segment from shared object")
-
-    def open_library(file: Any) -> Any:
-        require_exec(Path(file.name))
-        return opened(file)
-
-    def map_file(descriptor: int, *given: Any, prot: int = 0, **options: Any) -> Any:
-        if prot & mmap.PROT_EXEC:
-            require_exec(Path(f"/proc/self/fd/{descriptor}").readlink())
-        return mapped(descriptor, *given, prot=prot, **options)
-
-    monkeypatch.setattr(build, "_opened", open_library)
-    monkeypatch.setattr(build, "mmap", SimpleNamespace(**{**vars(mmap), "mmap": map_file}))
-
-
-@needs_kernels
-@pytest.mark.parametrize("noexec", ["temporary", "cache"])
-def test_one_folder_may_forbid_execution(
-    noexec: str, anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    forbid_execution(monkeypatch, Path(tempfile.gettempdir()) if noexec == "temporary" else anew)
-    with caplog.at_level(logging.WARNING, logger="cocoa_engine"):
-        start_again(monkeypatch, compiles=True)
-        start_again(monkeypatch, compiles=False)
-    assert not caplog.records
-
-
-@needs_kernels
-@pytest.mark.parametrize("cache", ["noexec", "missing"])
-def test_where_all_folders_forbid_execution_nothing_is_built(
-    cache: str, anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    if cache == "missing":
-        anew.write_text("a file where the folder should be")
-    forbid_execution(monkeypatch, anew, Path(tempfile.gettempdir()))
-    monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("it cannot be loaded"))
-    with caplog.at_level(logging.INFO, logger="cocoa_engine"):
-        reason = trial.obstacle()
-    assert reason is not None
-    assert "mounted noexec" in reason
-    assert f"set {CACHE_VARIABLE} to a folder elsewhere" in reason
-    assert caplog.messages[-1].endswith(f"decoding is slower: {reason}")
-    assert not list(Path(tempfile.gettempdir()).rglob("*.so"))
-
-
-@needs_kernels
-def test_without_any_folder_they_are_built_for_the_process(
-    anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    anew.write_text("a file where the folder should be")
-    temporary_folder().write_text("here too")
-    with caplog.at_level(logging.INFO, logger="cocoa_engine"):
-        assert trial.obstacle() is None
-    assert "for this process alone" in caplog.text
-
-
-@needs_kernels
-@pytest.mark.parametrize("kept", [True, False])
-def test_they_are_not_built_where_others_could_exchange_them(
-    anew: Path, kept: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A folder for temporary files that is open and not sticky: what is loaded is not built there."""
-    Path(tempfile.gettempdir()).chmod(0o777)
-    if not kept:
-        anew.write_text("a file where the folder should be")
-    used: list[Path] = []
-    compile_in = build._compile
-    monkeypatch.setattr(build, "_compile", lambda compiler, folder: used.append(folder) or compile_in(compiler, folder))
-    reason = trial.obstacle()
-    assert all(folder.is_relative_to(anew) for folder in used)
-    if kept:
-        assert (reason, len(used)) == (None, 1)
-    else:
-        assert "other users could exchange a library" in str(reason)
-
-
-@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_the_trial_is_the_same_whatever_torch_s_defaults(anew: Path, dtype: torch.dtype) -> None:
+@pytest.mark.usefixtures("machine")
+def test_the_trial_is_the_same_whatever_torch_s_defaults(dtype: torch.dtype) -> None:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -300,68 +310,14 @@ def test_the_trial_is_the_same_whatever_torch_s_defaults(anew: Path, dtype: torc
         torch.set_default_dtype(before)
 
 
-def no_compiler(patch: pytest.MonkeyPatch, _: Path) -> None:
-    patch.setattr(shutil, "which", lambda _: None)
-
-
-def other_processor(patch: pytest.MonkeyPatch, _: Path) -> None:
-    patch.setattr(platform, "machine", lambda: "riscv64")
-
-
-def source(text: str) -> Callable[[pytest.MonkeyPatch, Path], None]:
-    def spoil(patch: pytest.MonkeyPatch, folder: Path) -> None:
-        (folder / "other.cpp").write_text(text)
-        patch.setattr(build, "SOURCE", folder / "other.cpp")
-
-    return spoil
-
-
-BROKEN = "int main( { return 0; }\n"
-OTHER_OPENMP = 'extern "C" void GOMP_not_there(); extern "C" void cocoa_linear() { GOMP_not_there(); }\n'
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        pytest.param(no_compiler, "install GCC", id="no compiler"),
-        pytest.param(source(BROKEN), "could not compile", id="broken", marks=needs_kernels),
-        pytest.param(other_processor, "Linux on riscv64", id="other processor", marks=needs_kernels),
-        pytest.param(source(OTHER_OPENMP), "OpenMP", id="other OpenMP", marks=needs_kernels),
-    ],
-)
-def test_without_kernels_torch_does_the_work(
-    spoil: Callable[[pytest.MonkeyPatch, Path], None],
-    said: str,
-    anew: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stock = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears="stock"))
-    expected = stock.generate([5, 6, 7], max_new_tokens=12)
-    forget()
-    spoil(monkeypatch, tmp_path)
-    reason = trial.obstacle()
-    assert reason is not None
-    assert said in reason
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears="native"))
-    info = engine.info()
-    assert info.linears == ("packed" if linears.can_pack() else "transposed")
-    assert info.native_obstacle == reason
-    assert engine.generate([5, 6, 7], max_new_tokens=12).token_ids == expected.token_ids
-
-
-@needs_kernels
-def test_a_compiler_may_say_anything(
-    anew: Path, compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_may_say_anything(machine: Machine, compiler: Path, tmp_path: Path) -> None:
     wrapper = tmp_path / "my compiler"
     wrapper.write_text(f'#!/bin/sh\nprintf "\\351\\377" >&2\nexec "{compiler}" "$@"\n')
     wrapper.chmod(0o755)
-    monkeypatch.setenv("CXX", str(wrapper))
+    machine.patch.setenv("CXX", str(wrapper))
     assert trial.obstacle() is None
 
 
-@needs_kernels
 @pytest.mark.parametrize(
     ("asked", "dtype", "free", "linear_backend"),
     [
@@ -384,7 +340,6 @@ def test_which_linear_backend_is_chosen(
     assert linears.choose_linear_backend(tiny_model("llama").to(dtype), asked) == linear_backend
 
 
-@needs_kernels
 def test_a_model_in_bfloat16_says_the_same_by_kernels() -> None:
     """Up to a rounding of bfloat16: its first token is as probable."""
     model = tiny_model("llama").to(torch.bfloat16)
@@ -397,50 +352,45 @@ def test_a_model_in_bfloat16_says_the_same_by_kernels() -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="needs an x86-64 processor")
-@needs_kernels
 def test_x86_without_avx2_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(build.PROCESSORS, "x86_64", "-march=x86-64")
     with pytest.raises(build._UnfitError, match="needs AVX2 or AVX-512"):
         build._compile(build._compiler(), tmp_path)
 
 
-@needs_kernels
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_a_library_that_others_could_exchange_is_built_again(
-    level: int, anew: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_others_could_exchange_is_built_again(level: int, machine: Machine) -> None:
     """They could write to its folder, to the cache directory, or to the folder above it."""
-    monkeypatch.setenv(CACHE_VARIABLE, str(anew / "below"))
+    cache = machine.cache / "below"
+    machine.patch.setenv(CACHE_VARIABLE, str(cache))
     assert build.built().handle is not None
-    (made,) = libraries(anew / "below")
+    (made,) = machine.libraries(cache)
     place = made.parents[level]
     place.chmod(0o777)
-    start_again(monkeypatch, compiles=True)
+    machine.start_again(compiles=True)
     assert place.stat().st_mode & 0o022 == (0o022 if level == 2 else 0)
-    start_again(monkeypatch, compiles=False)
+    machine.start_again(compiles=False)
 
 
-@needs_kernels
-def test_what_was_checked_is_loaded(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_checked_is_loaded(machine: Machine) -> None:
     """A library that takes the place of the checked one before it is loaded is not."""
     assert build.built().handle is not None
-    (made,) = libraries(anew)
+    (made,) = machine.libraries()
     opened = build._opened
 
     def exchange(file: Any) -> Any:
         replace_by_another(made)
         return opened(file)
 
-    monkeypatch.setattr(build, "_opened", exchange)
-    start_again(monkeypatch, compiles=False)  # the other one has no kernels
+    machine.patch.setattr(build, "_opened", exchange)
+    machine.start_again(compiles=False)  # the other one has no kernels
     assert build.built().handle._name == str(made)
 
 
-@needs_kernels
-def test_an_exchange_while_it_is_checked_is_seen(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exchange_while_it_is_checked_is_seen(machine: Machine) -> None:
     """The opened file is another one than that whose owner and rights are looked at."""
     assert build.built().handle is not None
-    (made,) = libraries(anew)
+    (made,) = machine.libraries()
     good = made.read_bytes()
 
     def exchange(*paths: Path) -> bool:
@@ -448,6 +398,5 @@ def test_an_exchange_while_it_is_checked_is_seen(anew: Path, monkeypatch: pytest
         made.write_bytes(good)
         return True
 
-    with monkeypatch.context() as patch:
-        patch.setattr(build, "is_private", exchange)
-        assert build._kept(made) is None
+    machine.patch.setattr(build, "is_private", exchange)
+    assert build._kept(made) is None

@@ -1,8 +1,14 @@
-"""Our kernels against torch in float64, whatever the sizes, the layout and the number of threads."""
+"""Our kernels against torch in float64, whatever the sizes, the layout and the number of threads; their barrier."""
 
 from __future__ import annotations
 
+import ctypes
 import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,14 +17,13 @@ from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
-from cocoa_engine.decoding.next_tokens import next_tokens
 from cocoa_engine.execution.forward import trial
 from cocoa_engine.execution.forward.trial import sample_blocks
-from cocoa_engine.execution.native import operators
+from cocoa_engine.execution.native import build, operators
 from cocoa_engine.execution.native.operators import untraced
 from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
-from tests.helpers.in_threads import threads
-from tests.helpers.libraries import MULTIPLIES_PAIRS, needs_kernels
+from tests.helpers.in_threads import join, start, threads
+from tests.helpers.libraries import MULTIPLIES_PAIRS, forget, needs_kernels
 
 pytestmark = needs_kernels
 
@@ -35,50 +40,29 @@ KINDS = ("float32", "bfloat16", "both in bfloat16")
 """Of weights; in the last kind, inputs are numbers in bfloat16 and may be rounded to it."""
 
 
-@given(
-    rows=st.integers(1, 70),
-    inputs=st.integers(1, 220),
-    outs=st.lists(st.integers(1, 90), min_size=1, max_size=3),
-    biases=st.lists(st.booleans(), min_size=3, max_size=3),
-    by=st.integers(0, 15),
-    spare=st.integers(0, 3),
-    count=st.sampled_from([1, 2, 3]),
-    kind=st.sampled_from(KINDS),
-    seed=st.integers(0, 1000),
-)
-def test_linear_layers(
-    rows: int,
-    inputs: int,
-    outs: list[int],
-    biases: list[bool],
-    by: int,
-    spare: int,
-    count: int,
-    kind: str,
-    seed: int,
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    weights = [misplaced(out, inputs, by=by, halved=kind != "float32", generator=generator) for out in outs]
-    offsets = [
-        torch.randn(out, generator=generator) if biased else None for out, biased in zip(outs, biases, strict=False)
-    ]
-    x = torch.randn(rows, inputs + spare, generator=generator)
+@given(st.data())
+def test_linear_layers(data: st.DataObject) -> None:
+    pick, generator = data.draw, torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    rows, inputs, by = pick(st.integers(1, 70)), pick(st.integers(1, 220)), pick(st.integers(0, 15))
+    kind = pick(st.sampled_from(KINDS))
+    weights, offsets = [], []
+    for out in pick(st.lists(st.integers(1, 90), min_size=1, max_size=3)):
+        weights.append(misplaced(out, inputs, by=by, halved=kind != "float32", generator=generator))
+        offsets.append(torch.randn(out, generator=generator) if pick(st.booleans()) else None)
+    x = torch.randn(rows, inputs + pick(st.integers(0, 3)), generator=generator)
     if kind == "both in bfloat16":
         x = x.bfloat16().float()
     x[:, inputs:] = torch.nan
     x = x[:, :inputs]  # rows need not touch
-    with threads(count):
+    if pick(st.booleans()):
+        x = x.t().contiguous().t()  # seen from the side
+    with threads(pick(st.sampled_from([1, 2, 3]))):
         found = operators.Linears(weights, offsets, rounds_inputs=kind == "both in bfloat16")(x)
     exact = [
         F.linear(x.double(), weight.double(), None if offset is None else offset.double())
         for weight, offset in zip(weights, offsets, strict=True)
     ]
     torch.testing.assert_close(found, torch.cat(exact, dim=1).float(), atol=1e-4, rtol=1e-4)
-
-
-def test_an_input_seen_from_the_side_is_multiplied_as_any_other() -> None:
-    weight, x = torch.randn(24, 40), torch.randn(40, 5).t()
-    torch.testing.assert_close(operators.Linears([weight], [None])(x), F.linear(x, weight), atol=1e-4, rtol=1e-4)
 
 
 def test_inputs_may_be_rounded_to_bfloat16() -> None:
@@ -93,76 +77,33 @@ def test_inputs_may_be_rounded_to_bfloat16() -> None:
     torch.testing.assert_close(operators.Linears([weight], [None])(x), exact, atol=1e-4, rtol=1e-4)
 
 
-def test_weights_that_lie_across_places_are_refused() -> None:
-    memory = torch.zeros(4 * 6 * 16 + 4, dtype=torch.uint8)
-    weights = [torch.frombuffer(memory.numpy(), dtype=torch.float32, offset=by, count=96).view(6, 16) for by in (0, 2)]
-    assert [operators.can_multiply([weight]) for weight in weights] == [True, False]
-
-
-@given(
-    first=st.integers(1, 48),
-    rest=st.integers(0, 47),
-    inputs=st.sampled_from([16, 61, 576, 1536]),
-    outs=st.integers(1, 70),
-    by=st.integers(0, 15),
-    kind=st.sampled_from(KINDS),
-    seed=st.integers(0, 100),
-)
-def test_a_row_is_the_same_to_the_bit_whatever_is_fed_with_it(
-    first: int, rest: int, inputs: int, outs: int, by: int, kind: str, seed: int
-) -> None:
+@given(st.data())
+def test_a_row_is_the_same_to_the_bit_whatever_is_fed_with_it(data: st.DataObject) -> None:
     """In a decoding step, up to 48 rows; in attention, over the same slots."""
-    generator = torch.Generator().manual_seed(seed)
+    pick, generator = data.draw, torch.Generator().manual_seed(data.draw(st.integers(0, 100)))
+    first, inputs = pick(st.integers(1, 48)), pick(st.sampled_from([16, 61, 576, 1536]))
+    rows = min(first + pick(st.integers(0, 47)), 48)
+    kind, outs, by = pick(st.sampled_from(KINDS)), pick(st.integers(1, 70)), pick(st.integers(0, 15))
     weight = misplaced(outs, inputs, by=by, halved=kind != "float32", generator=generator)
     linears = operators.Linears([weight], [None], rounds_inputs=kind == "both in bfloat16")
-    x = torch.randn(min(first + rest, 48), inputs, generator=generator)
+    x = torch.randn(rows, inputs, generator=generator)
     assert torch.equal(linears(x)[:first], linears(x[:first]))
     keys, values = torch.randn(2, 2, 75, 24, generator=generator)
-    query = torch.randn(6, min(first + rest, 48), 24, generator=generator)
+    query = torch.randn(6, rows, 24, generator=generator)
     together = operators.attend(query, keys, values, None, 0, scale=0.4)
     assert torch.equal(together[:first], operators.attend(query[:, :first], keys, values, None, 0, scale=0.4))
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("slot", [0, 40, 149])
-def test_what_is_not_a_number_stays_in_its_own_head(slot: int, count: int) -> None:
-    query, (keys, values) = torch.randn(4, 3, 24), torch.randn(2, 2, 150, 24)
-    keys[:, 100] *= 50  # scores that are higher than those beside what is not a number
-    expected = operators.attend(query, keys, values, None, 0, scale=0.4)
-    keys[1, slot] = math.nan
-    with threads(count):
-        found = operators.attend(query, keys, values, None, 0, scale=0.4)
-    torch.testing.assert_close(found[:, :48], expected[:, :48])
-    assert found[:, 48:].isnan().all()
-
-
-@given(
-    kv_heads=st.integers(1, 4),
-    groups=st.integers(1, 9),
-    width=st.integers(1, 9),
-    head_dim=st.sampled_from([1, 8, 16, 24, 64, 80, 128, 256]),
-    slots=st.integers(1, 150),
-    spare=st.integers(0, 5),
-    masked=st.sampled_from(["none", "from", "anywhere", "all"]),
-    count=st.sampled_from([1, 2, 3, 4]),
-    size=st.sampled_from([0.1, 1.0, 30.0]),
-    seed=st.integers(0, 1000),
-)
-def test_attention(
-    kv_heads: int,
-    groups: int,
-    width: int,
-    head_dim: int,
-    slots: int,
-    spare: int,
-    masked: str,
-    count: int,
-    size: float,
-    seed: int,
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
+@given(st.data())
+def test_attention(data: st.DataObject) -> None:
+    pick, generator = data.draw, torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    kv_heads, groups, width = (pick(st.integers(1, most)) for most in (4, 9, 9))
+    head_dim = pick(st.sampled_from([1, 8, 16, 24, 64, 80, 128, 256]))
+    slots, spare = pick(st.integers(1, 150)), pick(st.integers(0, 5))
+    masked = pick(st.sampled_from(["none", "from", "anywhere", "all"]))
     keys, values = torch.randn(2, kv_heads, slots + spare, head_dim, generator=generator)[:, :, :slots]
-    query = torch.randn(width, kv_heads * groups, head_dim, generator=generator).transpose(0, 1) * size
+    query = torch.randn(width, kv_heads * groups, head_dim, generator=generator).transpose(0, 1)
+    query = query * pick(st.sampled_from([0.1, 1.0, 30.0]))
     seen_by_all = {"none": slots, "from": slots // 2, "anywhere": 0, "all": 0}[masked]
     hidden = torch.rand(width, slots, generator=generator) < 0.6
     hidden[:, :seen_by_all] = False
@@ -172,66 +113,13 @@ def test_attention(
         hidden[0] = True  # a row of lowest numbers is an even one, as in torch
     mask = torch.zeros(width, slots).masked_fill_(hidden, LOWEST)
     assert operators.can_attend(query, keys, values)
-    with threads(count):
+    with threads(pick(st.sampled_from([1, 2, 3, 4]))):
         own = None if masked == "none" else mask[:, seen_by_all:].contiguous()
         found = operators.attend(query, keys, values, own, seen_by_all, scale=head_dim**-0.5)
     scores = query.double() @ keys.double().repeat_interleave(groups, 0).transpose(1, 2) * head_dim**-0.5
     weights = (scores.float() + mask).double().softmax(dim=-1)
     exact = (weights @ values.double().repeat_interleave(groups, 0)).transpose(0, 1).reshape(width, -1)
     torch.testing.assert_close(found, exact.float(), atol=2e-4, rtol=1e-4)
-
-
-@given(
-    rows=st.integers(1, 5),
-    vocabulary=st.integers(1, 400) | st.just(9000),
-    spare=st.integers(0, 20),
-    count=st.integers(1, 9),
-    size=st.sampled_from([0.0, 0.3, 3.0, 40.0]),
-    forbidden=st.sampled_from([0.0, 0.5, 0.99]),
-    seed=st.integers(0, 1000),
-    native=st.booleans(),
-)
-def test_next_tokens(
-    rows: int, vocabulary: int, spare: int, count: int, size: float, forbidden: float, seed: int, native: bool
-) -> None:
-    """Also with equal logits and forbidden tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(rows, vocabulary + spare, generator=generator)[:, :vocabulary] * size
-    logits = logits.round() if seed % 2 else logits
-    hidden = torch.rand(rows, vocabulary, generator=generator) < forbidden
-    hidden[:, seed % vocabulary] = False
-    logits.masked_fill_(hidden, -torch.inf)
-    exact = logits.double().log_softmax(dim=1)
-    for each, row, log_probs in zip(next_tokens(logits, count, native=native), logits.tolist(), exact, strict=True):
-        assert each is not None
-        allowed = [token_id for token_id in range(vocabulary) if row[token_id] > -math.inf]
-        allowed.sort(key=lambda token_id: (-row[token_id], token_id))
-        assert list(each.token_ids) == allowed[:count]
-        assert each.log_probs == pytest.approx(log_probs[allowed[:count]].tolist(), abs=1e-5)
-        kept = log_probs[allowed]
-        assert each.entropy == pytest.approx(-(kept.exp() * kept).sum().item(), abs=1e-5)
-        assert each.entropy >= 0
-
-
-@pytest.mark.parametrize("lead", [9.0, 14.0, 17.0])
-def test_many_improbable_tokens_are_not_lost_beside_a_probable_one(lead: float) -> None:
-    logits = torch.zeros(1, 50_000)
-    logits[0, 4321] = lead
-    (found,) = next_tokens(logits, 2, native=True)
-    log_probs = logits.double().log_softmax(dim=1)[0]
-    assert found is not None
-    assert found.log_probs == pytest.approx(log_probs[[4321, 0]].tolist(), abs=3e-6)
-    assert found.entropy == pytest.approx(-(log_probs.exp() * log_probs).sum().item(), rel=1e-4)
-
-
-@pytest.mark.parametrize("vocabulary", [5, 100])
-def test_rows_from_which_no_token_can_be_chosen(vocabulary: int) -> None:
-    logits = torch.randn(5, vocabulary)
-    logits[0] = -torch.inf
-    logits[1, 3], logits[2, 0], logits[3, -1] = torch.nan, torch.inf, torch.nan
-    *bad, good = next_tokens(logits, 2, native=True)
-    assert bad == [None] * 4
-    assert good is not None
 
 
 @pytest.mark.parametrize("rows", [1, 7, 30])
@@ -244,14 +132,24 @@ def test_what_bfloat16_is_given_it_gives_back(rows: int) -> None:
     torch.testing.assert_close(found.double(), exact, atol=1e-4, rtol=2**-8)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_not_a_number_stays_one(kind: str) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("slot", [0, 40, 149])
+def test_what_is_not_a_number_stays_in_its_own_head_and_row(slot: int, count: int) -> None:
     """A broken model is told from what it says, so nothing may hide it."""
+    query, (keys, values) = torch.randn(4, 3, 24), torch.randn(2, 2, 150, 24)
+    keys[:, 100] *= 50  # scores that are higher than those beside what is not a number
+    expected = operators.attend(query, keys, values, None, 0, scale=0.4)
+    keys[1, slot] = math.nan
+    with threads(count):
+        found = operators.attend(query, keys, values, None, 0, scale=0.4)
+    torch.testing.assert_close(found[:, :48], expected[:, :48])
+    assert found[:, 48:].isnan().all()
     x, weight = torch.randn(3, 32), torch.randn(8, 32)
     x[1, 5] = torch.nan
-    y = operators.Linears([weight if kind == "float32" else weight.bfloat16()], [None], rounds_inputs=True)(x)
-    assert y[1].isnan().all()
-    assert not y[[0, 2]].isnan().any()
+    for each in (weight, weight.bfloat16()):
+        y = operators.Linears([each], [None], rounds_inputs=True)(x)
+        assert y[1].isnan().all()
+        assert not y[[0, 2]].isnan().any()
 
 
 def test_what_the_kernels_cannot_read_is_told() -> None:
@@ -263,11 +161,18 @@ def test_what_the_kernels_cannot_read_is_told() -> None:
     assert operators.is_readable(good[0])
     for logits in (good[0].double(), good[0].t(), good[0].to("meta")):
         assert not operators.is_readable(logits)
-    weight = torch.randn(4, 4)
-    assert operators.can_multiply([weight, weight])
-    assert operators.can_multiply([weight.bfloat16()])
-    for others in ([weight.t()], [weight.half()], [weight, weight.bfloat16()], [weight.to("meta")]):
-        assert not operators.can_multiply(others)
+    weight, memory = torch.randn(4, 4), torch.zeros(4 * 6 * 16 + 4, dtype=torch.uint8).numpy()
+    placed, misaligned = (
+        torch.frombuffer(memory, dtype=torch.float32, offset=by, count=96).view(6, 16) for by in (0, 2)
+    )
+    blocks, other = (sample_blocks("Q4_0", 8, 256, torch.Generator().manual_seed(5)) for _ in range(2))
+    other.kind = "Q2_K"
+    for weights in ([weight, weight], [weight.bfloat16()], [placed], [blocks]):
+        assert operators.can_multiply(weights)
+    across = BlockTensor(blocks.blocks[:, : blocks.blocks.shape[1] // 2], "Q4_0")
+    for each in (weight.t(), weight.half(), weight.to("meta"), misaligned, other, across):
+        assert not operators.can_multiply([each])
+    assert not operators.can_multiply([weight, weight.bfloat16()])
 
 
 def test_an_input_of_another_width_is_refused() -> None:
@@ -285,16 +190,18 @@ def _inputs(rows: int, columns: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", BLOCK_KINDS)
-@pytest.mark.parametrize("outputs", [1, 6, 37, 130])
-def test_every_type_gives_what_its_numbers_give(kind: str, outputs: int) -> None:
-    weight = sample_blocks(kind, outputs, 512, torch.Generator().manual_seed(outputs))
-    exact, bias = weight.dequantized(), torch.randn(outputs)
-    linears = operators.Linears([weight], [bias])
-    for count in (1, 2):
-        with threads(count):
-            for rows in (*range(1, 13), 20, 47, 48, 49, 100):
-                x = _inputs(rows, 512)
-                torch.testing.assert_close(linears(x), F.linear(x, exact, bias), atol=1e-5, rtol=1e-5)
+def test_every_type_gives_what_its_numbers_give(kind: str) -> None:
+    assert trial.block_obstacle() is None
+    for outputs in (1, 6, 37, 130):
+        weight = sample_blocks(kind, outputs, 512, torch.Generator().manual_seed(outputs))
+        exact, bias = weight.dequantized(), torch.randn(outputs)
+        linears, index = operators.Linears([weight], [bias]), torch.tensor([outputs - 1, 0, 0, outputs // 2])
+        torch.testing.assert_close(operators.unpack(weight, index), weight.rows(index), atol=1e-7, rtol=1e-6)
+        for count in (1, 2):
+            with threads(count):
+                for rows in (*range(1, 13), 20, 47, 48, 49, 100):
+                    x = _inputs(rows, 512)
+                    torch.testing.assert_close(linears(x), F.linear(x, exact, bias), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", BLOCK_KINDS)
@@ -316,36 +223,14 @@ def test_layers_of_several_types_in_one_call() -> None:
     torch.testing.assert_close(operators.Linears(weights, [None] * 4)(x), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", BLOCK_KINDS)
-def test_rows_are_unpacked_to_the_numbers_of_gguf(kind: str) -> None:
-    weight = sample_blocks(kind, 9, 256, torch.Generator().manual_seed(4))
-    index = torch.tensor([8, 0, 0, 3])
-    torch.testing.assert_close(operators.unpack(weight, index), weight.rows(index), atol=1e-7, rtol=1e-6)
-
-
-def test_the_trial_finds_no_fault_here() -> None:
-    assert trial.block_obstacle() is None
-
-
-def test_types_without_a_kernel_are_told() -> None:
-    weight = sample_blocks("Q4_0", 4, 256, torch.Generator().manual_seed(5))
-    weight.kind = "Q2_K"
-    assert not operators.can_multiply([weight])
-
-
-def test_blocks_that_lie_across_places_are_told() -> None:
-    weight = sample_blocks("Q4_0", 8, 256, torch.Generator().manual_seed(6))
-    assert operators.can_multiply([weight])
-    assert not operators.can_multiply([BlockTensor(weight.blocks[:, : weight.blocks.shape[1] // 2], "Q4_0")])
-
-
 # Under torch.compile, calls are not traced, in whatever order compiler and kernels are used.
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("used_before", [False, True])
-def test_a_function_runs_outside_of_the_graph(used_before: bool) -> None:
+def test_linear_layers_run_outside_of_the_graph(used_before: bool) -> None:
     seen = []
+    layer = operators.Linears([torch.randn(24, 16)], [None])
 
     @untraced
     def run(x: torch.Tensor) -> torch.Tensor:
@@ -353,18 +238,117 @@ def test_a_function_runs_outside_of_the_graph(used_before: bool) -> None:
         return torch.from_numpy(x.numpy() * 2)  # an address, as the kernels take it: no tracer could follow
 
     if used_before:
-        run(torch.ones(2))
-    compiled = torch.compile(lambda x: run(x + 1) + 1, backend="eager")
-    for value in (1.0, 2.0):
-        assert torch.equal(compiled(torch.full((2,), value)), torch.full((2,), 2 * (value + 1) + 1))
-    assert seen == [False] * len(seen)
-    assert len(seen) == 2 + used_before
-
-
-def test_linear_layers_are_the_same_in_compiled_code() -> None:
-    weight, x = torch.randn(24, 16), torch.randn(3, 16)
-    layer = operators.Linears([weight], [None])
-    compiled = torch.compile(lambda x: torch.relu(layer(x)), backend="eager")
+        run(torch.ones(3, 16))
+    compiled = torch.compile(lambda x: torch.relu(layer(run(x + 1))), backend="eager")
     counters.clear()
-    assert torch.equal(compiled(x), torch.relu(layer(x)))
-    assert sum(counters["graph_break"].values()) > 0
+    for value in (1.0, 2.0):
+        assert torch.equal(
+            compiled(torch.full((3, 16), value)), torch.relu(layer(torch.full((3, 16), 2 * (value + 1))))
+        )
+    assert seen == [False] * (2 + used_before)
+    assert used_before or sum(counters["graph_break"].values()) > 0
+
+
+# Their barrier: no thread passes it early, and a thread that waits long sleeps instead of spinning.
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+EXPOSED = """
+#include <thread>
+
+extern "C" {
+
+Barrier* test_barrier() { return new Barrier; }
+
+void test_wait(Barrier* barrier, long team) { barrier->wait(team); }
+
+void test_free(Barrier* barrier) { delete barrier; }
+
+// How often a thread saw another one in another round.
+long test_rounds(long team, long rounds) {
+    Barrier barrier;
+    std::vector<long> at(team);
+    std::atomic<long> wrong{0};
+    std::vector<std::thread> threads;
+    for (long own = 0; own < team; own++)
+        threads.emplace_back([&, own] {
+            for (long round = 1; round <= rounds; round++) {
+                if (round % 50 == 0 && own == round % team) usleep(2000);  // the others fall asleep
+                at[own] = round;
+                barrier.wait(team);
+                for (long other : at) wrong += other != round;
+                barrier.wait(team);
+            }
+        });
+    for (auto& thread : threads) thread.join();
+    return wrong;
+}
+
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    source, folder = build.SOURCE.read_text(), tmp_path_factory.mktemp("barrier")
+    includes = "\n".join(line for line in source.splitlines() if line.startswith("#include ") and "blocks" not in line)
+    barrier = source[source.index("class Barrier {") : source.index("struct Buffers {")]
+    (folder / "barrier.cpp").write_text(f"{includes}\n{barrier}\n{EXPOSED}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "SOURCE", folder / "barrier.cpp")
+        made = ctypes.CDLL(str(build._compile(build._compiler(), folder)))
+    made.test_barrier.restype = ctypes.c_void_p
+    made.test_wait.argtypes = [ctypes.c_void_p, ctypes.c_long]
+    made.test_free.argtypes = [ctypes.c_void_p]
+    made.test_rounds.argtypes = [ctypes.c_long, ctypes.c_long]
+    made.test_rounds.restype = ctypes.c_long
+    return made
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    yield
+    for other in others:
+        other.kill()
+        other.wait(60)
+
+
+def state(thread: int) -> str:
+    """The state of a thread of this process: R while it runs or could, S while it sleeps."""
+    return Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.slow
+@linux
+@pytest.mark.usefixtures("busy")
+def test_who_waits_sleeps_until_the_others_come(library: ctypes.CDLL) -> None:
+    barrier = library.test_barrier()
+    waiting = [start(lambda: library.test_wait(barrier, 3)) for _ in range(2)]
+    ends, asleep = time.monotonic() + 60, 0
+    while asleep < 20:  # once might be on the way there
+        assert time.monotonic() < ends, "a thread that waits keeps a processor"
+        time.sleep(0.01)
+        states = [state(thread.native_id) for thread in waiting if thread.native_id is not None]
+        asleep = asleep + 1 if states == ["S", "S"] else 0
+    assert all(thread.is_alive() for thread in waiting)
+    library.test_wait(barrier, 3)
+    join(waiting)
+    library.test_free(barrier)
+
+
+@pytest.mark.slow
+@linux
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize("team", [2, 5])
+def test_nobody_is_a_round_ahead(library: ctypes.CDLL, team: int) -> None:
+    assert library.test_rounds(team, 500) == 0
+
+
+@linux
+@pytest.mark.usefixtures("busy")
+def test_two_threads_compute_the_same_beside_busy_processes() -> None:
+    forget()
+    with threads(2):
+        assert trial.obstacle() is None
+    forget()

@@ -22,6 +22,7 @@ from cocoa_engine.execution.forward import trial
 from cocoa_engine.execution.native import build, operators
 from cocoa_engine.model.blocks import BLOCK_KINDS
 from tests.helpers.emulated_kernels import DRIVER, EmulatedKernels
+from tests.helpers.in_threads import threads
 from tests.helpers.libraries import forget, needs_kernels
 
 pytestmark = [pytest.mark.slow, pytest.mark.processors]
@@ -87,7 +88,6 @@ def emulated(cross: Cross) -> Iterator[EmulatedKernels]:
 
 @pytest.fixture
 def on_arm(emulated: EmulatedKernels, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every call of a kernel goes to the emulated processor."""
     use(emulated, monkeypatch)
     yield
     forget()
@@ -109,6 +109,7 @@ def check_every_kernel() -> None:
 
 
 def check_rows_alone() -> None:
+    """A row is the same to the bit whatever is fed with it."""
     for kind in BLOCK_KINDS:
         weight = trial.sample_blocks(kind, 11, 512, torch.Generator().manual_seed(2))
         linears, x = operators.Linears([weight], [None]), torch.randn(9, 512)
@@ -150,53 +151,30 @@ def test_clang_accepts_the_source_for_macos() -> None:
 
 
 @pytest.mark.usefixtures("on_arm")
-def test_every_kernel_computes_the_same_on_arm() -> None:
+def test_the_kernels_compute_the_same_on_arm() -> None:
     check_every_kernel()
-
-
-@pytest.mark.usefixtures("on_arm")
-def test_a_row_is_the_same_to_the_bit_whatever_is_fed_with_it_on_arm() -> None:
     check_rows_alone()
-
-
-def test_two_threads_compute_the_same_on_arm(on_arm: None) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with threads(2):
         assert trial.obstacle() is None
-    finally:
-        torch.set_num_threads(before)
 
 
-def other_libraries() -> list[Any]:
-    """Compilers and kinds of x86-64 processors that this machine can run, beside the one that it is.
-
-    Plain vectors, which no machine builds by default, are built by the faster compiler alone.
-    """
-    kinds = [
+@needs_kernels
+@pytest.mark.parametrize(
+    ("compiler", "kind", "needed"),
+    [  # beside the one that this machine has; plain vectors, which none builds by default, by the faster compiler alone
         ("g++", "x86-64-v3", "avx2"),
         ("clang++", "x86-64", "sse2"),
         ("clang++", "x86-64-v3", "avx2"),
         ("clang++", "native", "sse2"),
-    ]
-    return [
-        pytest.param(compiler, kind, id=f"{compiler} {kind}", marks=_runs(compiler, needed))
-        for compiler, kind, needed in kinds
-    ]
-
-
-def _runs(compiler: str, feature: str) -> pytest.MarkDecorator:
+    ],
+)
+def test_every_compiler_and_kind_of_x86_computes_the_same(
+    compiler: str, kind: str, needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cpuinfo = Path("/proc/cpuinfo")
     features = cpuinfo.read_text().split() if cpuinfo.exists() else []
-    able = platform.machine() == "x86_64" and feature in features and shutil.which(compiler) is not None
-    return pytest.mark.skipif(not able, reason=f"needs {compiler} and an x86-64 processor with {feature}")
-
-
-@needs_kernels
-@pytest.mark.parametrize(("compiler", "kind"), other_libraries())
-def test_every_compiler_and_kind_of_x86_computes_the_same(
-    compiler: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    if platform.machine() != "x86_64" or needed not in features or shutil.which(compiler) is None:
+        pytest.skip(f"needs {compiler} and an x86-64 processor with {needed}")
     monkeypatch.setitem(build.PROCESSORS, "x86_64", f"-march={kind}")
     flags = ("-O1" if flag == "-O3" else flag for flag in build.FLAGS)
     monkeypatch.setattr(build, "FLAGS", (*flags, "-DPLAIN_VECTORS"))

@@ -124,7 +124,7 @@ def test_processes_that_the_code_starts_are_ended(end: str, nothing_confines: No
     note = tmp_path / "child"
     start = f"import subprocess\nchild = subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(600)'])"
     code = f"{start}\nopen({str(note)!r}, 'w').write(str(child.pid))\n{end}"
-    assert passes(code, [], seconds=5.0, confirm_run_unsafe_code=True) is (not end)
+    assert passes(code, [], seconds=3.0, confirm_run_unsafe_code=True) is (not end)
     child = Path(f"/proc/{note.read_text()}/stat")
     wait_until(lambda: not child.exists() or child.read_text().split()[2] == "Z")
 

@@ -24,7 +24,7 @@ from cocoa_integrations.evaluation.agreement import agreement, in_words, read_la
 from cocoa_integrations.evaluation.harness import SAMPLES, new_run
 from cocoa_integrations.evaluation.judge import Judge, factscore, factscore_report, factscore_run, judge_run
 from cocoa_integrations.evaluation.prompts import QUESTIONS, facts_of, yes_or_no
-from tests.helpers.cocoa import Cocoa, assert_refused
+from tests.helpers.cocoa import Cocoa, assert_refused, successful
 from tests.helpers.eval_data import RUN_ARMS as ARMS
 from tests.helpers.eval_data import TRUTHFULQA, rows_of, run_rows, run_settings, write_jsonl
 from tests.helpers.judges import RuleJudge
@@ -212,45 +212,42 @@ def test_a_stopped_judging_goes_on_and_does_not_wait_for_a_judge_that_hangs(fold
 
 def test_verdicts_of_each_prompt() -> None:
     (summary,), (grounded,) = QUESTIONS["xsum"], QUESTIONS["nq"]
-    assert summary.verdict('{"reasoning_process": [], "final_verdict": "Not Hallucination"}') is True
-    assert summary.verdict('{"final_verdict": "Hallucination"}') is False
-    assert grounded.verdict('```json\n{"evaluation": "Incorrect"}\n```') is False
-    assert grounded.verdict('{"evaluation": "Correct"}') is True
-    assert grounded.verdict('{"evaluation": "Correct"') is None
     reasoned = 'Let me see: {so}.\n```json\n{"thinking_and_reasoning": "a, b", "evaluation": "Correct",\n}\n```'
-    assert grounded.verdict(reasoned) is True  # with the comma of the prompt's own example
-    assert grounded.verdict('{"evaluation": "Correct"} or {"evaluation": "Incorrect"}') is None
-    assert grounded.verdict('{"evaluation": "Correct"} or {"evaluation": "perhaps"}') is None
+    for prompt, reply, verdict in (
+        (summary, '{"reasoning_process": [], "final_verdict": "Not Hallucination"}', True),
+        (summary, '{"final_verdict": "Hallucination"}', False),
+        (grounded, '```json\n{"evaluation": "Incorrect"}\n```', False),
+        (grounded, '{"evaluation": "Correct"}', True),
+        (grounded, '{"evaluation": "Correct"', None),
+        (grounded, reasoned, True),  # with the comma of the prompt's own example
+        (grounded, '{"evaluation": "Correct"} or {"evaluation": "Incorrect"}', None),
+        (grounded, '{"evaluation": "Correct"} or {"evaluation": "perhaps"}', None),
+    ):
+        assert prompt.verdict(reply) is verdict
     row = {"question": "q?", "answer": "$5", "references": ["a", "b"], "incorrect": [], "context": "the passage"}
     assert "Context: the passage\nQuestion: q?\nGround_Truth_Answer: a; b\nModel_Response: $5\n" in grounded.prompt(row)
     assert summary.prompt(row).endswith("<summary_to_evaluate> $5 </summary_to_evaluate>\n")
 
 
-PLACES: dict[str, dict[str, Any]] = {  # of what is filled in, by prompt, as the paper writes them
-    "truth": {
-        "references": ["{correct_answers}"],
-        "incorrect": ["{incorrect_answers}"],
-        "answer": "{candidate_answer}",
-    },
-    "info": {"answer": "{answer}"},
-    "summary": {"answer": "{summary}"},
-    "grounded": {"references": ["{ground_truth}"], "answer": "{response}"},
-}
 NAMES = {
     "truthfulqa_gen": ["truth", "info"],
     **{task: ["summary"] for task in ("samsum", "xsum")},
     **{task: ["grounded"] for task in ("nq", "nq_swap")},
 }
+PLACES = {"correct_answers": "references", "incorrect_answers": "incorrect", "ground_truth": "references"}
+PLACES |= dict.fromkeys(("candidate_answer", "summary", "response"), "answer")
+"""The names in a row of what is filled in, by those that the paper writes."""
 
 
 @pytest.mark.parametrize("task", NAMES)
 def test_prompts_are_the_papers_word_by_word(task: str) -> None:
     """Against what its appendix prints, line by line; its examples in context, which it does not print, aside."""
-    row = {"question": "{question}", "context": "{context}", "references": [], "incorrect": []}
+    row: dict[str, Any] = {name: f"{{{name}}}" for name in ("question", "context", "answer")}
+    row |= {name: [f"{{{name}}}"] for name in ("references", "incorrect")}
     for asked, name in zip(QUESTIONS[task], NAMES[task], strict=True):
         printed = (Path(__file__).parent / "judge_prompts" / f"{name}.txt").read_text(encoding="utf-8")
-        lines = asked.prompt({**row, **PLACES[name]}).splitlines()
-        assert [line for line in lines if line] == printed.splitlines()
+        printed = re.sub(r"\{(\w+)\}", lambda place: f"{{{PLACES.get(place[1], place[1])}}}", printed)
+        assert [line for line in asked.prompt(row).splitlines() if line] == printed.splitlines()
 
 
 def test_bad_requests(folder: Path, summaries: Path, tmp_path: Path, recorded: RuleJudge) -> None:
@@ -291,8 +288,7 @@ def test_command(
 
     monkeypatch.setattr("langchain.chat_models.init_chat_model", made)
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
-    shown = cocoa("judge", summaries, "--judge", "openai:gpt-4o", *options)
-    assert shown.exit_code == 0, shown.output
+    shown = successful(cocoa("judge", summaries, "--judge", "openai:gpt-4o", *options))
     assert asked == [("openai:gpt-4o", {"temperature": 0.0})]
     assert shown.stdout == (summaries / file).read_text()
     assert words in shown.stdout

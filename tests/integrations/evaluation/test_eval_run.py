@@ -18,29 +18,33 @@ from typer.testing import Result
 
 from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Runtime, Span
 from cocoa_engine.errors import ConfigError, DataError, MissingExtraError
-from cocoa_integrations.evaluation import (
-    TASKS,
-    Arm,
-    evaluate,
-    generated_code,
-    harness,
-    harness_task,
-    load_samples,
-    make_arms,
-    metrics,
-)
+from cocoa_engine.methods.retrieval_heads import RetrievalHeads
+from cocoa_integrations.evaluation import TASKS, Arm, evaluate, harness_task, load_samples, make_arms, metrics
+from cocoa_integrations.evaluation.agreement import read_labels
 from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.evaluation.judge import judge_run
 from cocoa_integrations.evaluation.tasks import Sample
 from tests.helpers.alike import near
-from tests.helpers.cocoa import Cocoa, assert_refused
+from tests.helpers.cocoa import Cocoa, assert_refused, successful
 from tests.helpers.eval_data import TRUTHFULQA, rows_of, write_truthfulqa
 from tests.helpers.forward_passes import Pass, record
+from tests.helpers.interrupts import press_ctrl_c
 from tests.helpers.judges import RuleJudge
+from tests.helpers.settings import SETTINGS
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 ARMS = [Arm("greedy"), Arm("cocoa-sig", "f_mlds", 2.5)]
 MC = TASKS["truthfulqa_mc"]
+
+
+def asked(row: dict[str, Any], samples: list[Sample]) -> tuple[Sample, Arm]:
+    """The sample and the arm of a row."""
+    return next(each for each in samples if each.id == row["id"]), Arm(row["method"], row["metric"], row["alpha"])
+
+
+def assert_refused_run(message: str, *arguments: Any, error: type[Exception] = ConfigError, **options: Any) -> None:
+    with pytest.raises(error, match=message):
+        evaluate(*arguments, **options)
 
 
 def not_loaded() -> CocoaEngine:
@@ -53,8 +57,7 @@ def test_multiple_choice_is_the_engines_scores(engine: CocoaEngine, truthfulqa: 
     rows = rows_of(tmp_path / "out")
     assert len(rows) == len(samples) * len(ARMS)
     for row in rows:
-        sample = next(one for one in samples if one.id == row["id"])
-        arm = Arm(row["method"], row["metric"], row["alpha"])
+        sample, arm = asked(row, samples)
         expected = engine.score(sample.prompt, sample.choices, config=arm.config(CocoaConfig()))
         scores = [choice["score"] for choice in row["choices"]]
         assert scores == pytest.approx([one.spans[0].score for one in expected], abs=1e-3)
@@ -87,9 +90,8 @@ def test_arms_that_weigh_the_same_figures_share_the_passes(truthfulqa: Path, tmp
     plain, dola, together = (end - start - 1 for start, end in pairwise([-1, *ends]))
     assert together == plain + dola
     for row in rows_of(tmp_path / "2"):
-        sample = next(one for one in samples if one.id == row["id"])
-        settings = Arm(row["method"], row["metric"], row["alpha"]).config(CocoaConfig())
-        expected = fresh.without_calibrator().score(sample.prompt, sample.choices, config=settings)
+        sample, arm = asked(row, samples)
+        expected = fresh.without_calibrator().score(sample.prompt, sample.choices, config=arm.config(CocoaConfig()))
         for choice, one in zip(row["choices"], expected, strict=True):
             (span,) = map(Span.model_validate, choice["spans"])
             assert choice["text"] == one.text
@@ -103,9 +105,8 @@ def test_generation_is_the_engines(engine: CocoaEngine, data_files: dict[str, Pa
     config = CocoaConfig(max_new_tokens=10)
     results = evaluate(engine, TASKS["nq"], samples, ARMS, tmp_path / "out", config=config)
     for row in rows_of(tmp_path / "out"):
-        sample = next(one for one in samples if one.id == row["id"])
-        settings = Arm(row["method"], row["metric"], row["alpha"]).config(config)
-        expected = engine.generate(sample.prompt, config=settings.replace(stop=TASKS["nq"].until))
+        sample, arm = asked(row, samples)
+        expected = engine.generate(sample.prompt, config=arm.config(config).replace(stop=TASKS["nq"].until))
         assert row["answer"] == TASKS["nq"].answer(expected.text)
         assert "".join(span["text"] for span in row["spans"]) == expected.text
         assert row["metrics"]["em"] == metrics.exact_match(row["answer"], sample.references)
@@ -160,17 +161,10 @@ def test_a_run_goes_on_where_it_was_interrupted(
 ) -> None:
     samples, out = load_samples(task, data_files[task]), tmp_path / "out"
     options: Any = {"config": CocoaConfig(max_new_tokens=4), "model": {"name": "m"}}
-    run, asked = harness_task.run_arm, []
-
-    def killed(lm: Any, task: Any, arm: Arm, *rest: Any) -> Any:
-        asked.append(arm)
-        if asked.count(ARMS[1]) == 2:
-            raise KeyboardInterrupt
-        return run(lm, task, arm, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(harness_task, "run_arm", killed)
-        patch.setattr(harness, "PART", 1)
+        press_ctrl_c(patch, harness_task, "run_arm", len(samples) + 2)
+        patch.setattr("cocoa_integrations.evaluation.harness.PART", 1)
         with pytest.raises(KeyboardInterrupt):
             evaluate(engine, TASKS[task], samples, ARMS, out, **options)
     finished = (out / "samples.jsonl").read_bytes()
@@ -197,8 +191,8 @@ def test_settings_are_not_mixed(engine: CocoaEngine, truthfulqa: Path, tmp_path:
         given: dict[str, Any] = {"task": MC, "samples": samples[:2], "arms": ARMS, "limit": 2, **changes}
         model = given.pop("model", None)
         loader = engine if model is None else not_loaded
-        with pytest.raises(ConfigError, match=message):
-            evaluate(loader, given.pop("task"), given.pop("samples"), given.pop("arms"), out, model=model, **given)
+        arguments = [given.pop(name) for name in ("task", "samples", "arms")]
+        assert_refused_run(message, loader, *arguments, out, model=model, **given)
     assert (out / "samples.jsonl").read_bytes() == before
     # only more samples may be asked for
     more = evaluate(engine, MC, samples, ARMS, out, limit=None)
@@ -221,25 +215,20 @@ def test_other_data_another_order_and_other_heads_are_refused(
             "eval", "truthfulqa_mc", "--data", truthfulqa, "--out", tmp_path / "out", "--methods", "greedy", *more
         )
 
-    shown = command("--shuffle", "3", "--limit", "1")
-    assert shown.exit_code == 0, shown.output
+    successful(command("--shuffle", "3", "--limit", "1"))
     assert "data.shuffle is 3 there, null now" in command("--limit", "1").stderr
     write_truthfulqa(truthfulqa, [*TRUTHFULQA, ("Is it?", "Yes", "Yes", "No")])
     assert "data.sha256 is" in command("--limit", "1", "--shuffle", "3").stderr
 
-    from cocoa_engine.methods import retrieval_heads as heads
-
     samples, file = load_samples("truthfulqa_mc", truthfulqa)[:1], tmp_path / "heads.json"
-    found = heads.RetrievalHeads.model_validate_json(heads._EMBEDDED.read_text())
+    found = RetrievalHeads.model_validate_json(Path(SETTINGS["decore_heads"]).read_text())
     config, arms, out = CocoaConfig(decore_heads=str(file)), [Arm("decore")], tmp_path / "decore"
-    with pytest.raises(ConfigError, match="cannot be read"):
-        evaluate(engine, MC, samples, arms, out, config=config)
+    assert_refused_run("cannot be read", engine, MC, samples, arms, out, config=config)
     assert not out.exists()
     file.write_text(found.model_dump_json())
     evaluate(engine, MC, samples, arms, out, config=config)
     file.write_text(found.model_copy(update={"heads": found.heads[::-1]}).model_dump_json())
-    with pytest.raises(ConfigError, match="decore_heads is"):
-        evaluate(engine, MC, samples, arms, out, config=config)
+    assert_refused_run("decore_heads is", engine, MC, samples, arms, out, config=config)
 
 
 def test_a_run_without_a_sample_claims_no_folder(truthfulqa: Path, tmp_path: Path) -> None:
@@ -248,18 +237,15 @@ def test_a_run_without_a_sample_claims_no_folder(truthfulqa: Path, tmp_path: Pat
 
     samples = load_samples("truthfulqa_mc", truthfulqa)[:1]
     for name in ("wrong", "right"):  # other settings are not refused
-        with pytest.raises(ConfigError, match="cannot be loaded"):
-            evaluate(fails, MC, samples, ARMS, tmp_path / "out", model={"name": name})
+        assert_refused_run("cannot be loaded", fails, MC, samples, ARMS, tmp_path / "out", model={"name": name})
     assert json.loads((tmp_path / "out" / "settings.json").read_text())["model"] == {"name": "right"}
 
 
 def test_foreign_folders_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
     samples = load_samples("truthfulqa_mc", truthfulqa)
-    with pytest.raises(ConfigError, match=r"contains no run \(TruthfulQA.csv\)"):
-        evaluate(engine, MC, samples, ARMS, tmp_path)
+    assert_refused_run(r"contains no run \(TruthfulQA.csv\)", engine, MC, samples, ARMS, tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        evaluate(engine, MC, samples, ARMS, tmp_path / "file")
+    assert_refused_run("cannot be written", engine, MC, samples, ARMS, tmp_path / "file")
     out, some = tmp_path / "out", samples[:1]
     evaluate(engine, MC, some, ARMS[:1], out)
     file = out / "samples.jsonl"
@@ -269,8 +255,7 @@ def test_foreign_folders_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_
     changed = [(json.dumps({**json.loads(row), **change}), "line 1: not a row") for change in changes]
     for text, message in [(f"{row}\nnot a row", "line 2: not a row"), (f"{row}\n{row}", "occurs twice"), *changed]:
         file.write_text(f"{text}\n")
-        with pytest.raises(DataError, match=message):
-            evaluate(engine, MC, some, ARMS[:1], out)
+        assert_refused_run(message, engine, MC, some, ARMS[:1], out, error=DataError)
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
@@ -312,8 +297,7 @@ def test_command(cocoa: Cocoa, truthfulqa: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "truthfulqa_mc-SmolLM2-135M-Instruct"  # a name of its own
     arguments = ("eval", "truthfulqa-mc", "--data", truthfulqa, "--methods", "greedy,cocoa,cocoa-sig")
-    shown = cocoa(*arguments, "--metric", "f_mlds,con_mlds", "--alpha", "1,2.5", "--limit", "2")
-    assert shown.exit_code == 0, shown.output
+    shown = successful(cocoa(*arguments, "--metric", "f_mlds,con_mlds", "--alpha", "1,2.5", "--limit", "2"))
     table = (out / "table.md").read_text()
     assert shown.stdout == table
     means, differences = table.split("Difference to Baseline (greedy)")
@@ -329,8 +313,7 @@ def test_command_with_a_rival_method(
 ) -> None:
     out = tmp_path / "out"
     arguments = ("eval", "samsum", "--data", data_files["samsum"], "--out", out, "--methods", "diver", "--limit", "1")
-    shown = cocoa(*arguments, "--max-new-tokens", "8", "--diver-weight", "0.5")
-    assert shown.exit_code == 0, shown.output
+    shown = successful(cocoa(*arguments, "--max-new-tokens", "8", "--diver-weight", "0.5"))
     assert [line for line in shown.stdout.splitlines() if line.startswith("| Diver |")]
     (row,) = rows_of(out)
     (sample,) = load_samples("samsum", data_files["samsum"], limit=1)
@@ -361,7 +344,7 @@ def test_command_runs_code_only_when_allowed(
     cocoa: Cocoa, engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    monkeypatch.setattr(generated_code, "confines", lambda: False)
+    monkeypatch.setattr("cocoa_integrations.evaluation.generated_code.confines", lambda: False)
     arguments = ("eval", "mbpp", "--data", data_files["mbpp"], "--out", out, "--methods", "greedy")
     assert_refused(cocoa(*arguments, "--max-new-tokens", "4"), "--confirm-run-unsafe-code", lines=1)
     assert not out.exists()
@@ -376,8 +359,7 @@ def test_command_runs_code_only_when_allowed(
         return scores
 
     monkeypatch.setattr(engine, "generate_batch", partial(generate_batch, logits_processor=[writes]))
-    shown = cocoa(*arguments, "--max-new-tokens", str(len(solution)), "--confirm-run-unsafe-code")
-    assert shown.exit_code == 0, shown.output
+    shown = successful(cocoa(*arguments, "--max-new-tokens", str(len(solution)), "--confirm-run-unsafe-code"))
     (row,) = rows_of(out)
     assert row["answer"] == sample.references[0]
     assert row["metrics"] == {"pass_at_1": 1.0}
@@ -386,7 +368,7 @@ def test_command_runs_code_only_when_allowed(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
         (["truthfulqa_mcc"], "did you mean 'truthfulqa_mc'"),
         (["nq"], "question: Field required"),
@@ -396,28 +378,21 @@ def test_command_runs_code_only_when_allowed(
         (["truthfulqa_mc", "--gamma", "2"], "gamma"),
     ],
 )
-def test_command_with_bad_input(
-    cocoa: Cocoa, truthfulqa: Path, tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    assert_refused(cocoa("eval", *arguments, "--data", truthfulqa, "--out", tmp_path / "out"), message, lines=1)
+def test_command_with_bad_input(cocoa: Cocoa, truthfulqa: Path, tmp_path: Path, words: list[str], message: str) -> None:
+    assert_refused(cocoa("eval", *words, "--data", truthfulqa, "--out", tmp_path / "out"), message, lines=1)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("missing", "code"),
-    [
-        ("rouge_score", "from cocoa_integrations.evaluation.metrics import rouge_l; rouge_l('a', ['a'])"),
-        ("pyarrow", "from cocoa_integrations.evaluation import load_samples; load_samples('nq_swap', 'a.parquet')"),
-        ("sklearn", "from cocoa_integrations.evaluation.agreement import read_labels; read_labels(None, (), ())"),
-    ],
-)
-def test_missing_packages_are_named(missing: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.parquet").write_text("")
-    monkeypatch.chdir(tmp_path)
-    for name in list(sys.modules):
-        if name.partition(".")[0] == missing:
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, missing, None)
+    for name in ("rouge_score", "pyarrow", "sklearn", *sys.modules):
+        if name.partition(".")[0] in ("rouge_score", "pyarrow", "sklearn"):
+            monkeypatch.setitem(sys.modules, name, None)
     metrics._rouge.cache_clear()
-    with pytest.raises(MissingExtraError, match=r"pip install 'cocoa-integrations\[eval\]'"):
-        exec(code, {})
+    for use in (
+        lambda: metrics.rouge_l("a", ["a"]),
+        lambda: load_samples("nq_swap", tmp_path / "a.parquet"),
+        lambda: read_labels(tmp_path, {}, ()),
+    ):
+        with pytest.raises(MissingExtraError, match=r"pip install 'cocoa-integrations\[eval\]'"):
+            use()

@@ -113,7 +113,7 @@ def test_a_changed_engine_answers_anew(
     elif change == "penalty":
         engine.model.generation_config.repetition_penalty = 1.7
     elif change == "calibrator":
-        engine.calibrator = fitted(model_name="quick")
+        engine.calibrator = fitted(model_name="quick", draws=2)
     else:
         assert ask(engine_of(9)).text != first.text
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from langchain_core.caches import InMemoryCache
@@ -56,16 +56,6 @@ def parts(forced: Any) -> list[AIMessageChunk]:
     return list(forced.stream(QUESTION))
 
 
-def test_a_forced_call(message: AIMessage) -> None:
-    [call] = message.tool_calls
-    assert call["name"] == "get_weather"
-    assert call["args"].keys() == {"city", "days"}
-    assert isinstance(call["args"]["days"], int)
-    assert get_weather.invoke(call).tool_call_id == call["id"]
-    assert message.content == ""
-    assert message.invalid_tool_calls == []
-
-
 def test_streamed_calls_add_up_to_the_whole(message: AIMessage, parts: list[AIMessageChunk]) -> None:
     whole = added(parts)
     [call], [expected] = whole.tool_calls, message.tool_calls
@@ -79,8 +69,16 @@ def test_streamed_calls_add_up_to_the_whole(message: AIMessage, parts: list[AIMe
     assert close(ours, {**others, "id": call["id"]})
 
 
-def test_every_argument_has_a_risk(message: AIMessage) -> None:
+def test_a_forced_call_and_the_risk_of_its_arguments(caller: ChatCocoa, message: AIMessage) -> None:
     [call] = message.tool_calls
+    assert (call["name"], call["args"].keys()) == ("get_weather", {"city", "days"})
+    assert isinstance(call["args"]["days"], int)
+    assert get_weather.invoke(call).tool_call_id == call["id"]
+    assert (message.content, message.invalid_tool_calls) == ("", [])
+    asked, tools = [HumanMessage(QUESTION)], [get_weather, get_time]
+    assert message.usage_metadata is not None
+    assert caller.get_num_tokens_from_messages(asked, tools=tools) == message.usage_metadata["input_tokens"]
+    assert message.usage_metadata["input_tokens"] > caller.get_num_tokens_from_messages(asked)
     spans = to_dicts(get_spans(message))
     text = "".join(span["text"] for span in spans)
     assert text.startswith('<tool_call>\n{"name": "get_weather", "arguments": {')
@@ -131,14 +129,6 @@ def test_a_call_that_is_cut_off_is_invalid(forced: Any) -> None:
     assert "max_tokens, max_risk or a stop text" in str(call["error"])
 
 
-def test_the_tools_count_as_tokens(caller: ChatCocoa, message: AIMessage) -> None:
-    asked = [HumanMessage(QUESTION)]
-    with_tools = caller.get_num_tokens_from_messages(asked, tools=[get_weather, get_time])
-    assert message.usage_metadata is not None
-    assert with_tools == message.usage_metadata["input_tokens"]
-    assert with_tools > caller.get_num_tokens_from_messages(asked)
-
-
 def test_caches_tell_tools_and_the_initial_choice_apart(engine: CocoaEngine) -> None:
     chat = ChatCocoa(engine=engine, max_tokens=40, cache=InMemoryCache())
     for name in ("get_time", "get_weather", "get_time"):
@@ -152,56 +142,41 @@ def test_caches_tell_tools_and_the_initial_choice_apart(engine: CocoaEngine) -> 
 class City(BaseModel):
     """A city."""
 
-    name: str
+    name: Literal["Paris", "Lyon"]
     capital: bool
 
 
 class CityDict(TypedDict):
     """A city."""
 
-    name: str
+    name: Literal["Paris", "Lyon"]
     capital: bool
 
 
-SCHEMA = {
-    "title": "City",
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 20}, "capital": {"type": "boolean"}},
-    "required": ["name", "capital"],
-}
+SCHEMA = {"title": "City", **City.model_json_schema()}
 ABOUT = "Describe the city of Paris."
 
 
+METHODS = pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
+
+
 @pytest.mark.parametrize("schema", [City, CityDict, SCHEMA])
-@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
-def test_structured_output(caller: ChatCocoa, schema: Any, method: Any) -> None:
-    city = caller.with_structured_output(schema, method=method).invoke(ABOUT)
+@METHODS
+def test_structured_output(chat: ChatCocoa, schema: Any, method: Any) -> None:
+    city = chat.with_structured_output(schema, method=method).invoke(ABOUT)
     assert isinstance(city, City if schema is City else dict)
     values = city.model_dump() if isinstance(city, City) else city
     assert values.keys() == {"name", "capital"}
     assert isinstance(values["capital"], bool)
 
 
-async def test_structured_output_streams(engine: CocoaEngine, caller: ChatCocoa) -> None:
-    branching = ChatCocoa(engine=engine, max_tokens=60, gamma=0.02, max_candidates=2)
+async def test_structured_output_streams(chat: ChatCocoa) -> None:
+    branching = chat.model_copy(update={"gamma": 0.02, "max_candidates": 2})
     cities = list(branching.with_structured_output(SCHEMA).stream(ABOUT))
     assert len(cities) > 1
     assert cities[-1].keys() == {"name", "capital"}
-    model = caller.with_structured_output(City, method="function_calling")
+    model = chat.with_structured_output(City, method="function_calling")
     assert [city async for city in model.astream(ABOUT)][-1] == await model.ainvoke(ABOUT)
-
-
-@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-def test_the_raw_message_comes_along(engine: CocoaEngine, caller: ChatCocoa, method: Any) -> None:
-    answer = caller.with_structured_output(City, method=method, include_raw=True).invoke(ABOUT)
-    assert isinstance(answer["parsed"], City)
-    assert answer["parsing_error"] is None
-    assert get_risk(answer["raw"]).to_dict()["spans"]
-    hasty = ChatCocoa(engine=engine, max_tokens=8).with_structured_output(City, method=method, include_raw=True)
-    cut = hasty.invoke(ABOUT)
-    assert isinstance(cut["parsing_error"], OutputParserException)
-    assert cut["parsed"] is None
-    assert to_dicts(get_spans(cut["raw"]))
 
 
 @pytest.mark.parametrize("text", ['{"a": %s}' % ("9" * 5000), "[" * 100_000])
@@ -212,12 +187,16 @@ def test_json_that_python_cannot_read_is_an_error_of_the_parser(text: str) -> No
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 @pytest.mark.parametrize("schema", [City, SCHEMA])
-def test_half_an_object_is_an_error(engine: CocoaEngine, method: Any, schema: Any) -> None:
-    room = 8 if method == "json_schema" else 24
-    model = ChatCocoa(engine=engine, max_tokens=room).with_structured_output(schema, method=method)
+def test_half_an_object_is_an_error(chat: ChatCocoa, method: Any, schema: Any) -> None:
+    hasty = chat.model_copy(update={"max_new_tokens": 8 if method == "json_schema" else 24})
+    model = hasty.with_structured_output(schema, method=method)
     for ask in (model.invoke, lambda text: list(model.stream(text))):
         with pytest.raises(OutputParserException, match="cut off, raise max_tokens"):
             ask(ABOUT)
+    cut = hasty.with_structured_output(schema, method=method, include_raw=True).invoke(ABOUT)
+    assert isinstance(cut["parsing_error"], OutputParserException)
+    assert cut["parsed"] is None
+    assert get_risk(cut["raw"]).spans
 
 
 def test_what_cannot_be_done_is_told_at_once(quick_chat: ChatCocoa) -> None:
@@ -245,10 +224,11 @@ def chat() -> ChatCocoa:
     return ChatCocoa(engine=engine_for_schemas(), max_tokens=250)
 
 
-@pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
+@METHODS
 def test_every_field_of_structured_output_has_its_risk(chat: ChatCocoa, method: Any) -> None:
     model = chat.with_structured_output(Order, method=method, include_raw=True)
     answer = model.invoke(REQUEST)
+    assert isinstance(answer["parsed"], Order)
     assert answer["parsing_error"] is None
     raw, report = answer["raw"], get_risk(answer["raw"]).to_dict()
     text = "".join(span["text"] for span in report["spans"])

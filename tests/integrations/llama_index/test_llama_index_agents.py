@@ -175,7 +175,7 @@ async def test_every_field_of_a_structured_llm_has_its_risk(quick: CocoaLLM, hea
     with collect_risk() as reports:
         assert quick.structured_predict(Order, PromptTemplate("An order of tea and milk.")) == response.raw
     assert close(field_risks(reports[-1]), field_risks(response))
-    assert heard.of(CocoaRiskEvent)[0].report["tool_calls"][0]["arguments"].keys() == arguments.keys()
+    assert heard.of(CocoaRiskEvent)[0].report.tool_calls[0].arguments.keys() == arguments.keys()
     others = [
         await structured.achat(ORDERED),
         structured.complete("An order of tea and milk."),
@@ -211,7 +211,7 @@ def test_each_entry_point_has_its_detail(quick: CocoaLLM, heard: Listener) -> No
     assert [chunk.additional_kwargs["cocoa_spans"][0] for chunk in chunks[:-1]] == theirs
     assert chunks[-1].additional_kwargs == {"cocoa_risk": full.additional_kwargs["cocoa_risk"]}
     assert chunks[-1].raw["cocoa_risk"] == compact.raw["cocoa_risk"]
-    assert [event.report["spans"] for event in heard.of(CocoaRiskEvent)] == [theirs] * 3
+    assert [event.report.to_dict()["spans"] for event in heard.of(CocoaRiskEvent)] == [theirs] * 3
 
 
 def test_a_call_and_a_model_choose_the_detail(quick: CocoaLLM) -> None:

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.ray_cluster import Deployed, cluster, endless_model, served
+from tests.helpers.ray_cluster import Deployed, cluster, served
+from tests.helpers.served import speaker
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a tiny model whose answers do not end by themselves."""
-    return endless_model(tmp_path_factory.mktemp("model"))
+    folder, engine = tmp_path_factory.mktemp("model"), speaker(ends=False)
+    for part in (engine.model, engine.tokenizer):
+        part.save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="module")

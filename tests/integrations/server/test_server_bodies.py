@@ -1,4 +1,7 @@
-"""Bodies of the maximum size: refused by name, at a bounded cost, and never read in the event loop."""
+"""Bodies of the maximum size: refused by name, at a bounded cost, and never read in the event loop.
+
+Schemas that are slow to compile, too long for the model, or cannot be looked at, as a client sees them.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,31 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cocoa_engine import confined
+from cocoa_engine.confined import FORKS
 from cocoa_integrations.server import ServerSettings, create_app
 from cocoa_integrations.server import middleware as body_module
 from cocoa_integrations.server.errors import ApiError
 from cocoa_integrations.server.middleware import LARGE, Bodies, parsed
 from cocoa_integrations.server.protocol.requests import ChatRequest, CompletionRequest, DecodingRequest, ScoreRequest
-from tests.helpers.inside import assert_idle
-from tests.helpers.served import CHAT, HELLO, Speaker, client_of, error_of, happens, refusal, speaker, threads_of_json
+from tests.helpers.served import (
+    CHAT,
+    HELLO,
+    Speaker,
+    client_of,
+    error_of,
+    happens,
+    post,
+    refusal,
+    speaker,
+    threads_of_json,
+)
 
 SIZE = LARGE + 4_000
 """Of a large body; the cost of a larger one grows with it."""
@@ -54,16 +71,13 @@ def collections(schema: dict[str, Any], whole: dict[str, Any]) -> Iterator[tuple
 
 
 UNKNOWN = ["foo", "metadata", "guided_json", "messages.*.cocoa_risk"]
-PATHS = sorted(
-    {
-        (route, path, opening)
-        for route in ROUTES
-        for path, opening in collections(route.model_json_schema(), route.model_json_schema())
-        if path
-    }
-    | {(ChatRequest, tuple(name.split(".")), "[") for name in UNKNOWN},
-    key=lambda one: (one[0].__name__, *map(str, one[1:])),
-)
+PATHS = {
+    (path, opening, route.__name__ if path[0] == "prompt" else ""): route
+    for route in reversed(ROUTES)
+    for path, opening in collections(route.model_json_schema(), route.model_json_schema())
+    if path
+} | {(tuple(name.split(".")), "[", ""): ChatRequest for name in UNKNOWN}
+"""One route for each list or dict: all routes have the same models of the fields that they share, but for prompts."""
 
 
 def filled(opening: str, element: str) -> str:
@@ -99,32 +113,19 @@ def call(value: Any, written: Callable[[Any], Any] = lambda value: {"a": value})
     return {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
 
 
-@pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The threads in which bodies are parsed. Their models are made in the same call."""
-    return threads_of_json(monkeypatch)
+assert {("messages", "*", "tool_calls"), ("cocoa", "stop"), ("prompt", "*")} <= {path for path, *_ in PATHS}
 
 
-@pytest.fixture(scope="module")
-def tiny() -> Iterator[Speaker]:
-    engine = speaker()
-    yield engine
-    assert_idle(engine)
-
-
-assert {("messages", "*", "tool_calls"), ("cocoa", "stop"), ("prompt", "*")} <= {path for _, path, _ in PATHS}
-
-
-@pytest.mark.parametrize(
-    ("route", "path", "opening"), PATHS, ids=lambda one: getattr(one, "__name__", None) or ".".join(one)
-)
+@pytest.mark.parametrize("kind", list(PATHS), ids=lambda kind: ".".join(kind[0]))
 async def test_a_body_costs_no_more_than_its_values_whatever_they_are(
-    tiny: Speaker, threads: list[int], route: Any, path: tuple[str, ...], opening: str
+    tiny: Speaker, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     """It is refused by the name of what is wrong, and nothing of it runs in the event loop."""
+    path, opening, _ = kind
+    threads, route = threads_of_json(monkeypatch), PATHS[kind]
     app = create_app(tiny)
     async with client_of(app, **{"content-type": "application/json"}) as client:
-        for element in ELEMENTS:
+        for element in ELEMENTS[list(PATHS).index(kind) % 2 :: 2]:
             body = body_of(route, path, filled(opening, element))
             threads.clear()
             tracemalloc.start()
@@ -142,26 +143,14 @@ async def test_a_body_costs_no_more_than_its_values_whatever_they_are(
             assert len(response.content) < 2000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("route", ROUTES)
-async def test_the_event_loop_goes_on_while_a_body_is_checked(
+async def test_the_event_loop_goes_on_while_a_small_body_is_checked(
     tiny: Speaker, monkeypatch: pytest.MonkeyPatch, route: Any
 ) -> None:
-    """The check waits for the event loop, which would wait for ever if it ran the check."""
-    beat, loads = threading.Event(), json.loads
-
-    def waiting(text: Any, **options: Any) -> Any:
-        assert beat.wait(30)
-        return loads(text, **options)
-
-    monkeypatch.setattr(json, "loads", waiting)
-    async with client_of(create_app(tiny), **{"content-type": "application/json"}) as client:
-        path, body = ROUTES[route]
-        request = asyncio.ensure_future(client.post(path, content=json.dumps(body)))
-        for _ in range(10):
-            assert (await client.get("/health")).status_code == 200
-        beat.set()
-        assert (await request).status_code == 200
+    threads, (path, body) = threads_of_json(monkeypatch), ROUTES[route]
+    assert (await post(create_app(tiny), body, path)).status_code == 200
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 NOT_IN_PROMPTS = {"model", "stop", "stream_options", "logit_bias", "cocoa", "tool_choice", "source"}
@@ -342,7 +331,8 @@ async def test_a_large_body_that_does_not_come_is_dropped(monkeypatch: pytest.Mo
     assert (caught.value.status, caught.value.code) == (408, "request_timeout")
 
 
-async def test_a_full_server_parses_no_body(tiny: Speaker, threads: list[int]) -> None:
+async def test_a_full_server_parses_no_body(tiny: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = threads_of_json(monkeypatch)
     app = create_app(tiny)
     most = tiny.runtime.max_batch_size + tiny.runtime.max_queue
     body = body_of(ChatRequest, ("messages",), filled("[", "1"))
@@ -359,3 +349,84 @@ def test_collections_of_garbage_go_on_after_a_body() -> None:
         with suppress(ApiError):
             parsed(body)
         assert gc.isenabled()
+
+
+forks = pytest.mark.skipif(not FORKS, reason="limits need forked processes")
+
+
+def asking(schema: dict[str, Any], **rest: Any) -> dict[str, Any]:
+    response_format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    return {"messages": HELLO, "max_tokens": 4, "response_format": response_format, **rest}
+
+
+@forks
+@pytest.mark.slow
+async def test_slow_schemas_leave_places_for_others(
+    listen: Callable[[FastAPI], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confined, "CPU_SECONDS", 1000.0)  # they end for their memory
+    engine = speaker(max_batch_size=2, max_queue=14)
+    app = create_app(engine, ServerSettings())
+    url, statuses = listen(app).url, []
+    async with httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_connections=200)) as client:
+        quick = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+        assert (await client.post(CHAT, json=asking(quick))).status_code == 200
+
+        async def ask_slowly(at: int) -> None:
+            slow = {"type": "integer", "multipleOf": 99999989 + 2 * at}
+            statuses.append((await client.post(CHAT, json=asking(slow, n=2))).status_code)
+
+        slow = []
+        for at in range(12):  # with n=2 these ask for more answers than are decoded and queued
+            slow.append(asyncio.ensure_future(ask_slowly(at)))
+            await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            while len(statuses) < 8:  # the others have half of the places
+                await asyncio.sleep(0.05)
+        for body in (asking(quick), {"messages": HELLO, "max_tokens": 4}):
+            assert (await client.post(CHAT, json=body)).status_code == 200
+        assert not all(each.done() for each in slow)
+        for each in slow:
+            each.cancel()
+
+
+@forks
+async def test_what_does_not_fit_the_model_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = create_app(speaker(), ServerSettings())
+    many = {"type": "object", "properties": {f"property_{at}": {"type": "integer"} for at in range(2000)}}
+    monkeypatch.setattr(confined, "started", lambda *_, **__: pytest.fail("compiled"))
+    response = await post(app, asking(many))
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+@forks
+async def test_a_process_that_cannot_start_is_the_fault_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, asked = create_app(speaker(), ServerSettings()), asking({"type": "boolean"})
+    with monkeypatch.context() as patched:
+        patched.setattr(confined, "_server", None)
+        patched.setattr(confined, "_spares", [])
+        patched.setattr("multiprocessing.spawn._python_exe", "/bin/true")
+        response = await post(app, asked)
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "no_worker"
+    assert (await post(app, asked)).status_code == 200
+
+
+@forks
+async def test_the_tools_of_a_request_have_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that the check of a request, the compilation and the comparison of the answer look at."""
+    budgets = []
+    started = confined.started
+
+    def watched(*args: Any, budget: confined.Budget | None = None, **options: Any) -> Any:
+        budgets.append(budget or confined.current_budget())
+        return started(*args, budget=budget, **options)
+
+    monkeypatch.setattr(confined, "started", watched)
+    monkeypatch.setattr("cocoa_engine.decoding.grammar.started", watched)
+    app = create_app(speaker(), ServerSettings())
+    for _ in range(2):
+        await post(app, asking({"type": "boolean"}, n=2, max_tokens=12))
+    assert len(budgets) > 4
+    assert len({id(each) for each in budgets}) == 2

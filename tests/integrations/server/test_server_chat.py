@@ -1,8 +1,9 @@
-"""Chat completions over HTTP are the engine's answers, whole and streamed, and have their risk."""
+"""Chat completions and completions over HTTP are the engine's answers, whole and streamed, and have their risk."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import jsonschema
@@ -15,9 +16,27 @@ from tests.helpers import tool_templates
 from tests.helpers.alike import near
 from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, READS_REASONING
 from tests.helpers.reports import wire_report
-from tests.helpers.served import HELLO, Exchange, Speaker, chat, chunks, gated, happens, joined, post, refusal, speaker
+from tests.helpers.served import (
+    ASKED,
+    CHAT,
+    COMPLETIONS,
+    HELLO,
+    Exchange,
+    Gate,
+    Speaker,
+    chat,
+    chunks,
+    gated,
+    happens,
+    joined,
+    post,
+    refusal,
+    speaker,
+    text_of,
+)
 
 LIMIT = 24
+WITHOUT_EFFECT = {"best_of": 1, "suffix": "", "presence_penalty": 0, "logit_bias": {}, "user": "me", "unheard_of": [1]}
 
 PARAMETERS = {
     "type": "object",
@@ -29,70 +48,73 @@ CALL = '<tool_call>\n{"name": "move", "arguments": {"up": true, "unit": "km"}}\n
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Speaker:
-    return speaker()
+def expected(endless: Speaker) -> dict[bool, Generation]:
+    """The answers of the engine to a chat, and to a text."""
+    settings = {"max_new_tokens": LIMIT}
+    answers = {True: endless.chat(HELLO, **settings), False: endless.generate(ASKED[COMPLETIONS]["prompt"], **settings)}
+    for answer in answers.values():
+        assert sum(span.kind == "risk_point" for span in answer.spans) > 1
+    return answers
 
 
-@pytest.fixture(scope="module")
-def hermes() -> Speaker:
-    return speaker(template=tool_templates.HERMES)
-
-
-def saying(engine: Speaker, text: str | None) -> Speaker:
-    """The engine; it says a text until the next call of this function."""
-    engine.says = text
-    return engine
-
-
-@pytest.fixture(scope="module")
-def expected(tiny: Speaker) -> Generation:
-    generation = tiny.chat(HELLO, max_new_tokens=LIMIT)
-    assert sum(span.kind == "risk_point" for span in generation.spans) > 1
-    return generation
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions"])
-async def test_an_answer_is_the_engines_with_its_report_in_two_places(
-    tiny: Speaker, expected: Generation, path: str
+@pytest.mark.parametrize("path", [CHAT, "/chat/completions", COMPLETIONS, "/completions"])
+async def test_an_answer_is_the_engines_with_its_report(
+    endless: Speaker, expected: dict[bool, Generation], path: str
 ) -> None:
-    response = await post(create_app(tiny), {"messages": HELLO, "max_tokens": LIMIT, "model": "any"}, path)
-    answer, report = response.json(), wire_report(expected)
-    assert (answer["object"], answer["model"]) == ("chat.completion", "tiny")
-    assert answer["id"].startswith("chatcmpl-")
+    chats = "chat" in path
+    app, body = create_app(endless), {"max_tokens": LIMIT, "model": "any"}
+    body |= ASKED[CHAT] if chats else {**ASKED[COMPLETIONS], **WITHOUT_EFFECT}
+    response, generation = await post(app, body, path), expected[chats]
+    answer, report = response.json(), wire_report(generation)
+    kind, prefix = ("chat.completion", "chatcmpl-") if chats else ("text_completion", "cmpl-")
+    assert (answer["object"], answer["model"]) == (kind, "tiny")
+    assert answer["id"].startswith(prefix)
     [choice] = answer["choices"]
-    assert choice["index"] == 0
-    message = {"role": "assistant", "content": expected.text, "refusal": None, "cocoa_risk": report}
-    assert {name: choice["message"][name] for name in message} == message
-    assert choice["logprobs"] == {"content": None, "refusal": None, "cocoa_risk": report}
+    assert (choice["index"], text_of(choice), choice["finish_reason"]) == (0, generation.text, "length")
+    logprobs = {"content": None, "refusal": None, "cocoa_risk": report}
+    assert choice["logprobs"] == (logprobs if chats else None)
+    message = {"role": "assistant", "refusal": None, "cocoa_risk": report} if chats else {"cocoa_risk": report}
+    assert message.items() <= choice.get("message", choice).items()
+    usage = answer["usage"]
     counts = ("prompt_tokens", "completion_tokens", "total_tokens")
-    assert [answer["usage"][name] for name in counts] == [getattr(expected.usage, name) for name in counts]
-    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    assert answer["usage"]["completion_tokens_details"]["cocoa_max_risk"] == expected.max_risk
-    assert float(response.headers["x-cocoa-max-risk"]) == near(expected.max_risk)
-    silent = await post(create_app(tiny), {"messages": HELLO, "max_tokens": 4, "cocoa": {"report": "none"}}, path)
+    assert [usage[name] for name in counts] == [getattr(generation.usage, name) for name in counts]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+    assert usage["completion_tokens_details"]["cocoa_max_risk"] == generation.max_risk
+    assert float(response.headers["x-cocoa-max-risk"]) == near(generation.max_risk)
+    silent = await post(app, {**body, "max_tokens": 4, "cocoa": {"report": "none"}}, path)
     assert "x-cocoa-max-risk" not in silent.headers
 
 
-async def test_a_stream_is_the_answer_span_by_span_and_then_its_report(tiny: Speaker, expected: Generation) -> None:
-    report, whole = wire_report(expected), await chat(tiny, max_tokens=LIMIT)
-    *events, end = await chunks(tiny, max_tokens=LIMIT, stream_options={"include_usage": True})
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_stream_is_the_answer_span_by_span_and_then_its_report(
+    endless: Speaker, expected: dict[bool, Generation], path: str
+) -> None:
+    chats, body = path == CHAT, {"path": path, "max_tokens": LIMIT}
+    report, whole = wire_report(expected[chats]), await chat(endless, **body)
+    *events, end = await chunks(endless, **body, stream_options={"include_usage": True})
     assert (end["choices"], end["usage"]) == ([], whole["usage"])
     assert all(event["usage"] is None for event in events)
-    assert {(event["id"], event["object"]) for event in events} == {(end["id"], "chat.completion.chunk")}
-    first, *spans, last = [event["choices"][0] for event in events]
-    assert (first["delta"], first["logprobs"]) == ({"role": "assistant", "content": ""}, None)
+    kind = "chat.completion.chunk" if chats else "text_completion"
+    assert {(event["id"], event["object"]) for event in events} == {(end["id"], kind)}
+    *spans, last = [event["choices"][0] for event in events]
+    if chats:
+        first = spans.pop(0)
+        assert (first["delta"], first["logprobs"]) == ({"role": "assistant", "content": ""}, None)
     for choice, span in zip(spans, report["spans"], strict=True):
-        text = {"content": span["text"]} if span["text"] else {}
-        assert choice["delta"] == {**text, "cocoa_spans": [span]}
-        assert choice["logprobs"] == {"content": None, "refusal": None, "cocoa_spans": [span]}
-    assert all(choice["finish_reason"] is None for choice in (first, *spans))
-    assert last["finish_reason"] is not None
-    assert last["delta"] == {"cocoa_risk": report}
-    assert last["logprobs"] == {"content": None, "refusal": None, "cocoa_risk": report}
+        assert text_of(choice) == span["text"]
+        assert choice.get("delta", choice)["cocoa_spans"] == [span]
+        logprobs = {"content": None, "refusal": None, "cocoa_spans": [span]}
+        assert choice["logprobs"] == (logprobs if chats else None)
+        assert not chats or set(choice["delta"]) - {"content"} == {"cocoa_spans"}
+        assert choice["finish_reason"] is None
+    assert last["finish_reason"] == "length"
+    assert last.get("delta", last)["cocoa_risk"] == report
+    logprobs = {"content": None, "refusal": None, "cocoa_risk": report}
+    assert (last.get("delta"), last["logprobs"]) == (({"cocoa_risk": report}, logprobs) if chats else (None, None))
     # openai-python's .stream() adds up the spans of a delta by their index
-    assert [span["index"] for choice in spans for span in choice["delta"]["cocoa_spans"]] == list(range(len(spans)))
+    assert [span["index"] for span in report["spans"]] == list(range(len(spans)))
     for options in ({}, {"stream_options": {"include_usage": False}}):
-        assert not any("usage" in event for event in await chunks(tiny, max_tokens=LIMIT, **options))
+        assert not any("usage" in event for event in await chunks(endless, **body, **options))
 
 
 async def test_cached_tokens_are_counted(tiny: Speaker) -> None:
@@ -143,16 +165,12 @@ async def test_parameters_are_settings(tiny: Speaker, body: dict[str, Any], sett
     assert joined(await chunks(tiny, **body, **limit)) == expected.text
 
 
-async def test_the_engines_settings_are_the_defaults(tiny: Speaker) -> None:
-    before = tiny.config
-    try:
-        tiny.config = CocoaConfig(max_new_tokens=5, method="greedy")
-        answer = await chat(tiny)
-        assert answer["usage"]["completion_tokens"] == 5
-        assert answer["choices"][0]["message"]["cocoa_risk"]["method"] == "greedy"
-        assert (await chat(tiny, max_tokens=3))["usage"]["completion_tokens"] == 3
-    finally:
-        tiny.config = before
+async def test_the_engines_settings_are_the_defaults(tiny: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny, "config", CocoaConfig(max_new_tokens=5, method="greedy"))
+    answer = await chat(tiny)
+    assert answer["usage"]["completion_tokens"] == 5
+    assert answer["choices"][0]["message"]["cocoa_risk"]["method"] == "greedy"
+    assert (await chat(tiny, max_tokens=3))["usage"]["completion_tokens"] == 3
 
 
 async def test_several_answers_have_seeds_of_their_own(tiny: Speaker) -> None:
@@ -185,9 +203,14 @@ async def test_logprobs_are_the_engines(tiny: Speaker) -> None:
     assert all(entry["top_logprobs"] == [] for entry in plain["choices"][0]["logprobs"]["content"])
 
 
+def deltas_of(events: list[dict[str, Any]], key: str = "tool_calls") -> list[Any]:
+    """What the chunks of a stream have under a key of their deltas."""
+    return [value for event in events for value in event["choices"][0]["delta"].get(key, ())]
+
+
 async def test_required_calls_are_made(hermes: Speaker) -> None:
     body = {"tools": [MOVE], "tool_choice": "required", "max_tokens": 200}
-    answer = await chat(saying(hermes, None), **body)
+    answer = await chat(hermes, **body)
     [choice] = answer["choices"]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] is None
@@ -201,20 +224,20 @@ async def test_required_calls_are_made(hermes: Speaker) -> None:
     assert all(0 <= value["risk"] <= 1 for value in risk["arguments"].values())
 
 
-async def test_calls_in_a_stream(hermes: Speaker) -> None:
-    events = await chunks(saying(hermes, f"Well. {CALL}\n{CALL}"), tools=[MOVE], max_tokens=200)
+async def test_calls_in_a_stream(hermes: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hermes, "says", f"Well. {CALL}\n{CALL}")
+    events = await chunks(hermes, tools=[MOVE], max_tokens=200)
     assert joined(events).strip() == "Well."
-    deltas = [delta for event in events for delta in event["choices"][0]["delta"].get("tool_calls", ())]
+    deltas = deltas_of(events)
     for index in (0, 1):
         first, *more = [delta for delta in deltas if delta["index"] == index]
         assert (first["type"], first["function"]["name"]) == ("function", "move")
-        assert first["id"]
         assert all(set(delta) == {"index", "function"} and set(delta["function"]) == {"arguments"} for delta in more)
         arguments = "".join(delta["function"]["arguments"] for delta in (first, *more))
         assert json.loads(arguments) == {"up": True, "unit": "km"}
-    end = events[-1]["choices"][0]
+    end, ids = events[-1]["choices"][0], [delta["id"] for delta in deltas if "id" in delta]
     assert end["finish_reason"] == "tool_calls"
-    ids = [delta["id"] for delta in deltas if "id" in delta]
+    assert all(ids)
     assert [call["id"] for call in end["delta"]["cocoa_risk"]["tool_calls"]] == ids
 
 
@@ -227,11 +250,12 @@ async def test_calls_in_a_stream(hermes: Speaker) -> None:
     ],
 )
 async def test_calls_that_cannot_be_made_are_not_lost(
-    hermes: Speaker, text: str, reason: str, names: list[str]
+    hermes: Speaker, monkeypatch: pytest.MonkeyPatch, text: str, reason: str, names: list[str]
 ) -> None:
+    monkeypatch.setattr(hermes, "says", text)
     limit = len(hermes.encode(text, add_special_tokens=False)) if reason == "length" else 200
     body = {"tools": [MOVE], "max_tokens": limit}
-    answer = await chat(saying(hermes, text), **body)
+    answer = await chat(hermes, **body)
     [choice] = answer["choices"]
     assert choice["finish_reason"] == reason
     assert [call["function"]["name"] for call in choice["message"].get("tool_calls", [])] == names
@@ -244,8 +268,7 @@ async def test_calls_that_cannot_be_made_are_not_lost(
     events = await chunks(hermes, **body)
     assert joined(events) == (choice["message"]["content"] or "")
     assert events[-1]["choices"][0]["finish_reason"] == reason
-    deltas = [delta for event in events for delta in event["choices"][0]["delta"].get("tool_calls", ())]
-    assert "".join(delta["function"]["arguments"] for delta in deltas) == ('{"up": tr' if names else "")
+    assert "".join(delta["function"]["arguments"] for delta in deltas_of(events)) == ('{"up": tr' if names else "")
 
 
 BROKEN = '{"up": tr'
@@ -300,15 +323,6 @@ async def test_messages_and_variables_of_the_template_reach_the_prompt(
 
 
 @pytest.mark.parametrize(
-    "name", ["add_generation_prompt", "chat_template", "conversation", "messages", "tools", "truncation", "self"]
-)
-async def test_variables_that_are_refused(tiny: Speaker, name: str) -> None:
-    error = await refusal(tiny, chat_template_kwargs={name: "{{ 1 }}"})
-    assert error["param"] == "chat_template_kwargs"
-    assert name in error["message"]
-
-
-@pytest.mark.parametrize(
     "asked",
     [
         {"type": "json_schema", "json_schema": {"name": "move", "strict": True, "schema": PARAMETERS}},
@@ -331,7 +345,6 @@ async def test_answers_keep_to_a_schema(tiny: Speaker, asked: dict[str, Any]) ->
 async def test_other_formats(tiny: Speaker) -> None:
     answer = await chat(tiny, max_tokens=LIMIT, response_format={"type": "json_object"})
     assert answer["choices"][0]["message"]["content"].startswith("{")
-    assert (await refusal(tiny, response_format={"type": "yaml"}))["param"] == "response_format"
     assert (await refusal(speaker(template=HYBRID), reasoning_effort="low"))["param"] == "reasoning_effort"
 
 
@@ -353,14 +366,16 @@ async def test_reasoning_is_a_field_of_its_own(template: str) -> None:
     assert events[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == details["reasoning_tokens"]
 
 
-async def test_logit_bias(tiny: Speaker) -> None:
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_logit_bias(tiny: Speaker, path: str) -> None:
+    prompt = tiny.encode_chat(HELLO) if path == CHAT else tiny.encode(ASKED[path]["prompt"])
     [token] = tiny.encode("q", add_special_tokens=False)
-    body = {"max_tokens": 3, "logit_bias": {str(token): 100}, "cocoa": {"method": "greedy"}}
-    assert (await chat(tiny, **body))["choices"][0]["message"]["content"] == "qqq"
-    assert joined(await chunks(tiny, **body)) == "qqq"
-    plain = tiny.chat(HELLO, max_new_tokens=3, method="greedy")
-    banned = await chat(tiny, **{**body, "logit_bias": {str(plain.token_ids[0]): -100}})
-    assert banned["choices"][0]["message"]["content"] != plain.text
+    greedy = {"path": path, "max_tokens": 3, "cocoa": {"method": "greedy"}}
+    body = {**greedy, "logit_bias": {str(token): 100}}
+    assert text_of((await chat(tiny, **body))["choices"][0]) == joined(await chunks(tiny, **body)) == "qqq"
+    plain = tiny.generate(prompt, max_new_tokens=3, method="greedy")
+    [banned] = (await chat(tiny, **greedy, logit_bias={str(plain.token_ids[0]): -100}))["choices"]
+    assert text_of(banned) != plain.text
 
 
 async def test_the_names_of_the_model(tiny: Speaker) -> None:
@@ -372,62 +387,63 @@ async def test_the_names_of_the_model(tiny: Speaker) -> None:
     assert response.json()["error"]["code"] == "model_not_found"
 
 
-@pytest.mark.parametrize(
-    ("asked", "in_message", "logprobs"),
-    [
-        ({}, True, "risk"),
-        ({"logprobs": None}, True, "risk"),
-        ({"logprobs": False}, True, "null"),
-        ({"logprobs": True}, True, "both"),
-        ({"cocoa": {"report": "message"}}, True, "null"),
-        ({"cocoa": {"report": "message"}, "logprobs": True}, True, "tokens"),
-        ({"cocoa": {"report": "logprobs"}}, False, "risk"),
-        ({"cocoa": {"report": "logprobs"}, "logprobs": False}, False, "null"),
-        ({"cocoa": {"report": "none"}}, False, "null"),
-        ({"cocoa": {"report": "none"}, "logprobs": True}, False, "tokens"),
-    ],
-)
-async def test_where_the_risk_is(tiny: Speaker, asked: dict[str, Any], in_message: bool, logprobs: str) -> None:
-    def check(message: dict[str, Any], found: Any, key: str, content: bool) -> None:
-        assert (key in message) == in_message
+REPORTS: list[tuple[str, dict[str, Any] | None, bool, str]] = [
+    (CHAT, {}, True, "risk"),
+    (CHAT, {"logprobs": None}, True, "risk"),
+    (CHAT, {"logprobs": False}, True, "null"),
+    (CHAT, {"logprobs": True}, True, "both"),
+    (CHAT, {"cocoa": {"report": "message"}}, True, "null"),
+    (CHAT, {"cocoa": {"report": "message"}, "logprobs": True}, True, "tokens"),
+    (CHAT, {"cocoa": {"report": "logprobs"}}, False, "risk"),
+    (CHAT, {"cocoa": {"report": "logprobs"}, "logprobs": False}, False, "null"),
+    (CHAT, {"cocoa": {"report": "none"}}, False, "null"),
+    (CHAT, {"cocoa": {"report": "none"}, "logprobs": True}, False, "tokens"),
+    (CHAT, None, True, "null"),  # the server leaves it out of the log-probabilities
+    (COMPLETIONS, {"logprobs": 0}, True, "both"),
+    (COMPLETIONS, {"logprobs": 0, "cocoa": {"report": "message"}}, True, "tokens"),
+    (COMPLETIONS, {"logprobs": 0, "cocoa": {"report": "logprobs"}}, False, "both"),
+    (COMPLETIONS, {"logprobs": 0, "cocoa": {"report": "none"}}, False, "tokens"),
+]
+
+
+@pytest.mark.parametrize(("path", "asked", "in_message", "logprobs"), REPORTS)
+async def test_where_the_risk_is(
+    endless: Speaker, path: str, asked: dict[str, Any] | None, in_message: bool, logprobs: str
+) -> None:
+    def check(choice: dict[str, Any], key: str, content: bool) -> None:
+        listed = choice["logprobs"]
+        assert (key in choice.get("message", choice.get("delta", choice))) == in_message
         if logprobs == "null":
-            assert found is None
+            assert listed is None
             return
-        assert (key in found) == (logprobs in ("risk", "both"))
-        assert bool(found["content"]) == (content and logprobs in ("tokens", "both"))
+        assert (key in listed) == (logprobs in ("risk", "both"))
+        assert bool(listed.get("content", listed.get("tokens"))) == (content and logprobs in ("tokens", "both"))
 
-    answer = await chat(tiny, max_tokens=LIMIT, **asked)
-    [choice] = answer["choices"]
-    check(choice["message"], choice["logprobs"], "cocoa_risk", True)
-    known = in_message or logprobs in ("risk", "both")
-    assert ("cocoa_max_risk" in answer["usage"]["completion_tokens_details"]) == known
-    _, *spans, last = [event["choices"][0] for event in await chunks(tiny, max_tokens=LIMIT, **asked)]
+    settings, body = ServerSettings(risk_in_logprobs=asked is not None), {"max_tokens": LIMIT, **(asked or {})}
+    answer = await chat(endless, settings, path, **body)
+    check(answer["choices"][0], "cocoa_risk", True)
+    shown = in_message or logprobs in ("risk", "both")
+    assert ("cocoa_max_risk" in answer["usage"]["completion_tokens_details"]) == shown
+    events = [event["choices"][0] for event in await chunks(endless, settings, path, **body)]
+    *spans, last = events[1:] if path == CHAT else events
     for choice in spans:
-        check(choice["delta"], choice["logprobs"], "cocoa_spans", True)
-    check(last["delta"], last["logprobs"], "cocoa_risk", False)
+        check(choice, "cocoa_spans", True)
+    check(last, "cocoa_risk", False)
 
 
-async def test_a_server_can_leave_risk_out_of_logprobs(tiny: Speaker) -> None:
-    settings = ServerSettings(risk_in_logprobs=False)
-    [choice] = (await chat(tiny, settings, max_tokens=LIMIT))["choices"]
-    assert choice["logprobs"] is None
-    assert "cocoa_risk" in choice["message"]
-
-
-async def test_candidates_on_demand(tiny: Speaker, expected: Generation) -> None:
-    answer = await chat(tiny, max_tokens=LIMIT, cocoa={"candidates": True})
+async def test_candidates_on_demand(endless: Speaker, expected: dict[bool, Generation]) -> None:
+    answer = await chat(endless, max_tokens=LIMIT, cocoa={"candidates": True})
     entries = answer["choices"][0]["message"]["cocoa_risk"]["spans"]
-    events = await chunks(tiny, max_tokens=LIMIT, cocoa={"candidates": True})
-    streamed = [span for event in events for span in event["choices"][0]["delta"].get("cocoa_spans", ())]
-    for found in (entries, streamed):
-        for entry, span in zip(found, expected.spans, strict=True):
+    streamed = deltas_of(await chunks(endless, max_tokens=LIMIT, cocoa={"candidates": True}), "cocoa_spans")
+    for listed in (entries, streamed):
+        for entry, span in zip(listed, expected[True].spans, strict=True):
             assert entry["candidates"] == len(span.candidates)
             assert [rival["text"] for rival in entry["rivals"]] == [one.text for one in span.candidates]
             for rival, candidate in zip(entry["rivals"], span.candidates, strict=True):
                 assert set(rival) == {"text", "log_prob", "con_mlds", "f_mlds", "score", "is_greedy"}
                 assert rival["log_prob"] == candidate.log_prob
                 assert rival["score"] == candidate.score
-    assert "rivals" not in (await chat(tiny, max_tokens=4))["choices"][0]["message"]["cocoa_risk"]["spans"][0]
+    assert "rivals" not in (await chat(endless, max_tokens=4))["choices"][0]["message"]["cocoa_risk"]["spans"][0]
 
 
 @pytest.mark.parametrize(
@@ -448,18 +464,123 @@ async def test_finish_reasons(body: dict[str, Any], reason: str, wire: str) -> N
     assert choice["message"]["cocoa_risk"]["spans"][-1]["reaches_max_risk"] == (reason == "risk")
 
 
-async def test_comments_while_the_prompt_is_read() -> None:
-    engine = speaker()
-    engine.chat(HELLO, max_new_tokens=1)  # the trials of the backend are over
-    app = create_app(engine, ServerSettings(progress_interval=0.02))
-    with gated(engine) as gate:
-        exchange = Exchange(app, {"messages": HELLO, "max_tokens": 5, "stream": True})
-        await happens(lambda: exchange.body.count(b"\n\n") >= 2)
-        assert exchange.status == 200
-        tokens = len(engine.encode_chat(HELLO))
-        assert set(exchange.events) == {f": reading the prompt: 0 of {tokens} tokens"}
-        gate.open()
-        await exchange.ended()
+async def test_comments_while_the_prompt_is_read(endless: Speaker, gate: Gate) -> None:
+    app = create_app(endless, ServerSettings(progress_interval=0.02))
+    exchange = Exchange(app, {"messages": HELLO, "max_tokens": 5, "stream": True})
+    await happens(lambda: exchange.body.count(b"\n\n") >= 2)
+    assert exchange.status == 200
+    assert set(exchange.events) == {f": reading the prompt: 0 of {len(endless.encode_chat(HELLO))} tokens"}
+    gate.open()
+    await exchange.ended()
     data = [event for event in exchange.events if not event.startswith(":")]
     assert '"role":"assistant"' in data[0]
     assert data[-1] == "data: [DONE]"
+
+
+TEXT = ASKED[COMPLETIONS]["prompt"]
+completion = partial(chat, path=COMPLETIONS)
+LISTS = ("tokens", "token_logprobs", "top_logprobs")
+parts = partial(chunks, path=COMPLETIONS)
+
+
+@pytest.mark.slow
+async def test_many_prompts_and_answers(endless: Speaker) -> None:
+    prompts = ["One", "Two or three"]
+    body = {"n": 2, "seed": 3, "cocoa": {"method": "sample"}, "temperature": 2.0}
+    many = await completion(endless, prompt=prompts, **body)
+    alone = [await completion(endless, prompt=one, **body) for one in prompts]
+    expected = [choice["text"] for one in alone for choice in one["choices"]]
+    assert [choice["text"] for choice in many["choices"]] == expected
+    assert [choice["index"] for choice in many["choices"]] == [0, 1, 2, 3]
+    assert len(set(expected)) > 2
+    assert many["usage"]["prompt_tokens"] == sum(one["usage"]["prompt_tokens"] for one in alone)
+    by_ids = await completion(endless, prompt=[endless.encode(one) for one in prompts], **body)
+    assert [choice["text"] for choice in by_ids["choices"]] == expected
+    texts = [""] * 4
+    for event in await parts(endless, prompt=prompts, echo=True, **body):
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["text"]
+    echoed = await completion(endless, prompt=prompts, echo=True, **body)
+    assert texts == [choice["text"] for choice in echoed["choices"]]
+    assert texts == [prompts[number // 2] + text for number, text in enumerate(expected)]
+
+
+async def test_logprobs_cover_the_text_and_list_an_end_token_by_its_name(endless: Speaker) -> None:
+    """The evaluation harness counts on one entry for each decoded token."""
+    text, ending = (await completion(endless))["choices"][0]["text"], speaker("Yes.")
+    special, eos = set(ending.tokenizer.all_special_tokens), ending.tokenizer.eos_token
+    for engine, body, expected in (
+        (endless, {"logprobs": 3}, text),
+        (endless, {"logprobs": 0, "stop": text[4:6]}, text[: text.index(text[4:6])]),
+        (ending, {"logprobs": 0}, "Yes."),
+    ):
+        answer = await completion(engine, **body)
+        [choice] = answer["choices"]
+        listed = choice["logprobs"]
+        counts = {len(listed[key]) for key in (*LISTS, "text_offset")}
+        assert len(counts) == 1
+        assert (choice["text"], choice["finish_reason"]) == (expected, "length" if expected == text else "stop")
+        assert "".join(token for token in listed["tokens"] if token not in special) == expected
+        for token, offset in zip(listed["tokens"], listed["text_offset"], strict=True):
+            assert token in special or expected[offset : offset + len(token)] == token
+        assert listed["cocoa_risk"] == choice["cocoa_risk"]
+        if body == {"logprobs": 3}:
+            for token, log_prob, top in zip(*(listed[key] for key in LISTS), strict=True):
+                assert top[token] >= log_prob
+                assert 1 <= len(top) <= 4
+    assert (counts, listed["tokens"][-1]) == ({answer["usage"]["completion_tokens"]}, eos)
+
+
+async def test_streamed_logprobs_are_those_of_the_whole_answer(endless: Speaker) -> None:
+    [whole] = (await completion(endless, logprobs=2, echo=True))["choices"]
+    streamed = [event["choices"][0]["logprobs"] for event in await parts(endless, logprobs=2, echo=True)]
+    for key in ("tokens", "token_logprobs", "text_offset"):
+        first, *values = [value for listed in streamed for value in listed[key]]
+        assert first == whole["logprobs"][key][0]
+        assert values == (near if key == "token_logprobs" else list)(whole["logprobs"][key][1:])
+
+
+@pytest.mark.parametrize("given_ids", [False, True])
+async def test_an_echoed_prompt_has_log_probabilities(endless: Speaker, given_ids: bool) -> None:
+    ids = [*endless.encode(TEXT), 2, 40]  # 2 is a special token
+    prompt: Any = ids if given_ids else TEXT
+    ids = ids if given_ids else endless.encode(TEXT)
+    answer = await completion(endless, prompt=prompt, echo=True, logprobs=1, max_tokens=1)
+    [choice] = answer["choices"]
+    listed = choice["logprobs"]
+    assert len(listed["tokens"]) == len(ids) + 1  # one was decoded, which may be an end token
+    expected = endless.score(ids[:1], ids[1:], method="greedy", top_logprobs=1).spans[0]
+    assert listed["token_logprobs"][0] is None
+    assert listed["top_logprobs"][0] is None
+    assert listed["token_logprobs"][1 : len(ids)] == near(expected.token_log_probs)
+    assert expected.top_log_probs is not None
+    for place, ((_, best),) in enumerate(expected.top_log_probs, 1):
+        assert max(listed["top_logprobs"][place].values()) == near(best)
+    assert choice["text"].startswith(endless.decode(ids))
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (len(ids), 1)
+
+
+async def test_a_greedy_continuation_is_seen_as_greedy(endless: Speaker) -> None:
+    """What the evaluation harness does: the log-probability of each token equals the highest one."""
+    prompt = endless.encode("Ab")
+    text = endless.generate(prompt, method="greedy", max_new_tokens=5).token_ids
+    [choice] = (await completion(endless, prompt=[*prompt, *text], echo=True, logprobs=1, max_tokens=1))["choices"]
+    _, own, best = (choice["logprobs"][key][len(prompt) : -1] for key in LISTS)
+    assert own == [max(top.values()) for top in best]
+    assert len(own) == len(text)
+
+
+async def test_an_echo_alone(endless: Speaker) -> None:
+    body = {"echo": True, "max_tokens": 0, "logprobs": 0}
+    with gated(endless) as gate:
+        gate.open()
+        before = gate.reached
+        answer, [event] = await completion(endless, **body), await parts(endless, **body)
+        assert gate.reached == before  # nothing was decoded
+    assert answer["usage"]["completion_tokens"] == 0
+    for [choice] in (answer["choices"], event["choices"]):
+        assert (choice["text"], choice["finish_reason"]) == (TEXT, "length")
+        assert len(choice["logprobs"]["tokens"]) == len(endless.encode(TEXT))
+        assert "cocoa_risk" not in choice
+    [choice] = (await completion(endless, **{**body, "prompt": [40], "logprobs": 1}))["choices"]
+    assert choice["logprobs"]["token_logprobs"] == [None]

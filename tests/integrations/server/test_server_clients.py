@@ -22,11 +22,6 @@ ASKED: dict[str, Any] = {"model": "any", "messages": HELLO, "max_tokens": LIMIT}
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Speaker:
-    return speaker()
-
-
-@pytest.fixture(scope="module")
 def url(tiny: Speaker) -> Iterator[str]:
     with serving(tiny) as url:
         yield url

@@ -12,8 +12,7 @@ from jsonschema import Draft202012Validator
 from openai.types.chat import ChatCompletionChunk
 
 from cocoa_integrations.server import ServerSettings, create_app
-from tests.helpers import tool_templates
-from tests.helpers.served import COMPLETIONS, HELLO, Speaker, client_of, post, speaker
+from tests.helpers.served import COMPLETIONS, HELLO, Speaker, client_of, post
 
 pytestmark = pytest.mark.slow
 
@@ -29,11 +28,6 @@ def document() -> dict[str, Any]:
     text = load_spec_path("openai", "official").read_text(encoding="utf-8")
     loaded: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return loaded
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Speaker:
-    return speaker(template=tool_templates.HERMES)
 
 
 def errors(document: dict[str, Any], schema: str, answer: Any) -> list[str]:
@@ -54,9 +48,9 @@ CHATS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("body", CHATS.values(), ids=CHATS)
-async def test_chat_completions(document: dict[str, Any], tiny: Speaker, body: dict[str, Any]) -> None:
+async def test_chat_completions(document: dict[str, Any], hermes: Speaker, body: dict[str, Any]) -> None:
     """The document forbids a null finish_reason in chunks, which OpenAI sends itself: they are the client's."""
-    app, asked = create_app(tiny), {"messages": HELLO, "max_tokens": 8, **body}
+    app, asked = create_app(hermes), {"messages": HELLO, "max_tokens": 8, **body}
     answer = (await post(app, asked)).json()
     assert errors(document, "CreateChatCompletionResponse", answer) == []
     broken = {**answer, "choices": [{**answer["choices"][0], "finish_reason": "risk"}]}
@@ -70,15 +64,15 @@ async def test_chat_completions(document: dict[str, Any], tiny: Speaker, body: d
 
 
 @pytest.mark.parametrize("body", [{}, {"n": 2}, {"logprobs": 2}], ids=str)
-async def test_completions(document: dict[str, Any], tiny: Speaker, body: dict[str, Any]) -> None:
-    answer = (await post(create_app(tiny), {"prompt": "Ab", "max_tokens": 8, **body}, COMPLETIONS)).json()
+async def test_completions(document: dict[str, Any], hermes: Speaker, body: dict[str, Any]) -> None:
+    answer = (await post(create_app(hermes), {"prompt": "Ab", "max_tokens": 8, **body}, COMPLETIONS)).json()
     assert errors(document, "CreateCompletionResponse", answer) == []
-    own = (await client_of(create_app(tiny)).get("/openapi.json")).json()
+    own = (await client_of(create_app(hermes)).get("/openapi.json")).json()
     assert errors(own, "Completion", answer) == []
 
 
-async def test_models_and_errors(document: dict[str, Any], tiny: Speaker) -> None:
-    app = create_app(tiny)
+async def test_models_and_errors(document: dict[str, Any], hermes: Speaker) -> None:
+    app = create_app(hermes)
     async with client_of(app) as client:
         assert errors(document, "ListModelsResponse", (await client.get("/v1/models")).json()) == []
         assert errors(document, "Model", (await client.get("/v1/models/tiny")).json()) == []
@@ -87,8 +81,8 @@ async def test_models_and_errors(document: dict[str, Any], tiny: Speaker) -> Non
     assert errors(document, "ErrorResponse", (await post(app, {"messages": [], "n": 0})).json()) == []
 
 
-async def test_the_document_has_the_answers_and_the_errors_that_are_sent(tiny: Speaker) -> None:
-    app = create_app(tiny)
+async def test_the_document_has_the_answers_and_the_errors_that_are_sent(hermes: Speaker) -> None:
+    app = create_app(hermes)
     document = (await client_of(app).get("/openapi.json")).json()
     for path, operations in document["paths"].items():
         for operation in operations.values():
@@ -104,13 +98,13 @@ async def test_the_document_has_the_answers_and_the_errors_that_are_sent(tiny: S
     assert errors(document, "Scores", scores) == []
     assert errors(document, "ErrorBody", (await post(app, {"messages": []})).json()) == []
     assert errors(document, "ErrorBody", {"error": {"message": "a"}})
-    locked = create_app(tiny, ServerSettings(api_keys=("k",)))
+    locked = create_app(hermes, ServerSettings(api_keys=("k",)))
     locked_document = (await client_of(locked).get("/openapi.json", headers={"authorization": "Bearer k"})).json()
     assert locked_document["security"] == [{"key": []}]
 
 
-async def test_head_works_wherever_get_does(tiny: Speaker) -> None:
-    async with client_of(create_app(tiny)) as client:
+async def test_head_works_wherever_get_does(hermes: Speaker) -> None:
+    async with client_of(create_app(hermes)) as client:
         paths = (await client.get("/openapi.json")).json()["paths"]
         readable = [path.replace("{name}", "tiny") for path, operations in paths.items() if "get" in operations]
         assert len(readable) > 6

@@ -1,24 +1,28 @@
-"""A server under load and among strangers: queues, disconnects, errors, keys, limits and logs."""
+"""A server under load and among strangers: queues, disconnects, errors, keys, limits, logs, and its page."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+import re
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
 
-from cocoa_engine import ConfigError
+from cocoa_engine import METHODS, CocoaConfig, ConfigError
 from cocoa_engine.errors import ModelLoadError
+from cocoa_engine.rendering.highlights import BOUNDS
 from cocoa_integrations.server import ServerSettings, create_app
 from cocoa_integrations.server.errors import bad_request, body_of, log_unexpected, response_of
+from cocoa_integrations.server.routes.page import SETTINGS
 from cocoa_integrations.server.work import event
 from tests.helpers.forward_passes import failing
 from tests.helpers.inside import assert_idle, sequences_running
+from tests.helpers.obedient import Obedient
 from tests.helpers.served import (
     CHAT,
     COMPLETIONS,
@@ -29,7 +33,6 @@ from tests.helpers.served import (
     chat,
     client_of,
     error_of,
-    gated,
     happens,
     post,
     refusal,
@@ -40,29 +43,15 @@ LONG = {"messages": HELLO, "max_tokens": 400}
 KEY = "correct-horse-battery"
 
 
-@pytest.fixture(scope="module")
-def endless() -> Speaker:
-    """Answers until ``max_tokens``; two at a time, and two wait."""
-    engine = speaker(ends=False, max_batch_size=2, max_queue=2, prefix_cache_mb=0)
-    engine.chat(HELLO, max_new_tokens=1)  # the trials of the backend are over
-    return engine
-
-
-@pytest.fixture
-def gate(endless: Speaker) -> Iterator[Gate]:
-    with gated(endless) as gate:
-        yield gate
-    assert_idle(endless)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_more_than_the_queue_holds_is_refused_at_once(endless: Speaker, gate: Gate, stream: bool) -> None:
-    app = create_app(endless, ServerSettings(retry_after=3))
+    """By the app that has admitted the others, and by the engine if that was another app."""
+    app, another = (create_app(endless, ServerSettings(retry_after=3)) for _ in range(2))
+    scheduler = endless.session.scheduler
     admitted = [Exchange(app, {**LONG, "max_tokens": 3, "stream": stream}) for _ in range(4)]
-    await happens(lambda: gate.reached)
-    refused = [Exchange(app, {**LONG, "stream": stream}) for _ in range(4)]
-    for exchange in refused:
+    await happens(lambda: (scheduler.running, scheduler.waiting) == (2, 2))
+    for exchange in [Exchange(each, {**LONG, "stream": stream}) for each in (app, app, another)]:
         await exchange.ended()
         assert exchange.status == 429
         assert exchange.headers["retry-after"] == "3"
@@ -91,30 +80,6 @@ async def test_a_request_for_many_answers_holds_up_others_by_one(stream: bool) -
     await happens(lambda: engine.session.scheduler.idle)
 
 
-async def test_the_engines_own_refusal_is_a_429_before_a_stream_begins(endless: Speaker, gate: Gate) -> None:
-    others = [asyncio.ensure_future(asyncio.to_thread(endless.chat, HELLO, max_new_tokens=2)) for _ in range(4)]
-    scheduler = endless.session.scheduler
-    await happens(lambda: (scheduler.running, scheduler.waiting) == (2, 2))
-    for stream in (True, False):
-        exchange = Exchange(create_app(endless), {**LONG, "stream": stream})
-        await exchange.ended()
-        assert exchange.status == 429
-    gate.open()
-    await asyncio.gather(*others)
-
-
-async def test_streams_that_are_not_read_are_counted(endless: Speaker) -> None:
-    app = create_app(endless)
-    streams = [Exchange(app, {**LONG, "stream": True}, reads=False) for _ in range(4)]
-    await happens(lambda: all(exchange.body for exchange in streams) and sequences_running(endless) == 0)
-    assert (await post(app, LONG)).status_code == 429  # though the engine is idle
-    for exchange in streams:
-        exchange.leave()
-        await exchange.ended()
-    assert (await post(app, {**LONG, "max_tokens": 1})).status_code == 200
-    assert_idle(endless)
-
-
 async def test_a_stream_that_is_never_read_ends(endless: Speaker, caplog: pytest.LogCaptureFixture) -> None:
     app = create_app(endless, ServerSettings(write_timeout=0.2))
     stream = Exchange(app, {**LONG, "stream": True}, reads=False)
@@ -127,26 +92,19 @@ async def test_a_stream_that_is_never_read_ends(endless: Speaker, caplog: pytest
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("leaves", [True, False])
 @pytest.mark.parametrize(("path", "body"), [(CHAT, LONG), (COMPLETIONS, {"prompt": "Long", "max_tokens": 400})])
-async def test_work_whose_client_goes_or_whose_task_is_cancelled_ends_within_one_pass(
-    endless: Speaker, gate: Gate, stream: bool, leaves: bool, path: str, body: dict[str, Any]
+async def test_work_whose_task_is_cancelled_ends_within_one_pass(
+    endless: Speaker, gate: Gate, stream: bool, path: str, body: dict[str, Any]
 ) -> None:
+    """Ray Serve ends a call so."""
     app = create_app(endless)
     gate.allow(20)
     exchange = Exchange(app, {**body, "stream": stream}, path)
     await happens(lambda: gate.reached == 21)  # the pass that waits has begun
-    if leaves:
-        exchange.leave()
-        await asyncio.sleep(0.05)
-        gate.allow(100)
-        await exchange.ended()
-        assert b"[DONE]" not in exchange.body
-    else:
-        exchange.task.cancel()  # Ray Serve ends a call so
-        with pytest.raises(asyncio.CancelledError):
-            await exchange.task
-        gate.allow(100)
+    exchange.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await exchange.task
+    gate.allow(100)
     await happens(lambda: sequences_running(endless) == 0)
     assert gate.reached == 21
     assert len(app.state.cocoa.calls) == 0
@@ -276,21 +234,20 @@ REFUSED = [
     ({"porte": 1}, "did you mean 'port'"),
     ({"max_n": 0}, "max_n"),
 ]
-SAFE: list[tuple[dict[str, Any], None]] = [
-    *(({"host": host}, None) for host in ("localhost", "::1", "127.0.0.2")),
-    *(({"host": "0.0.0.0", **more}, None) for more in ({"api_keys": (KEY,)}, {"allow_no_key": True})),
-]
 
 
-@pytest.mark.parametrize(("settings", "message"), [*REFUSED, *SAFE])
-def test_settings(settings: dict[str, Any], message: str | None) -> None:
-    if message is None:
-        assert ServerSettings(**settings).host == settings["host"]
-        assert KEY not in repr(ServerSettings(**settings))
-    else:
-        with pytest.raises(ConfigError, match=message) as refused:
-            ServerSettings(**settings)
-        assert KEY not in str(refused.value)
+@pytest.mark.parametrize(("settings", "message"), REFUSED)
+def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        ServerSettings(**settings)
+    assert KEY not in str(refused.value)
+
+
+def test_hosts_of_this_machine_need_no_key_and_others_one_unless_allowed() -> None:
+    for host in ("localhost", "::1", "127.0.0.2"):
+        assert ServerSettings(host=host).host == host
+    for settings in ({"api_keys": (KEY,)}, {"allow_no_key": True}):
+        assert KEY not in repr(ServerSettings(host="0.0.0.0", **settings))
 
 
 ATTACKERS = ["attacker.example", "attacker.example:8000", "127.0.0.1.attacker.example", ""]
@@ -373,6 +330,7 @@ def nested(depth: int) -> Any:
         ({"max_prompt_chars": 10}, {"messages": [{"role": "user", "content": "eleven char"}]}, "messages"),
         ({"max_n": 2}, {"n": 3}, "n"),
         ({"max_n": 8}, {"n": 5}, "n"),  # more than are decoded and queued
+        ({}, {"prompt": ["a"] * 5}, "prompt"),
         ({"max_stop": 2}, {"stop": ["a", "b", "c"]}, "stop"),
         ({"max_stop": 2}, {"cocoa": {"stop": ["a", "b", "c"]}}, "cocoa.stop"),
         ({"max_tools": 1}, {"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools"),
@@ -386,9 +344,8 @@ def nested(depth: int) -> Any:
     ],
 )
 async def test_limits(endless: Speaker, settings: dict[str, Any], body: dict[str, Any], param: str) -> None:
-    error = await refusal(
-        endless, ServerSettings(**settings), **{"max_tokens": 2, **body} if "cocoa" not in body else body
-    )
+    more, path = {} if "cocoa" in body else {"max_tokens": 2}, COMPLETIONS if "prompt" in body else CHAT
+    error = await refusal(endless, ServerSettings(**settings), path, **{**more, **body})
     assert error["param"] == param
     assert "the server's limit" in error["message"]
 
@@ -454,16 +411,17 @@ CALL = {"id": STRANGE, "type": "function", "function": {"name": STRANGE, "argume
     ],
     ids=lambda body: next(iter(body)).replace(STRANGE, "unknown"),
 )
-async def test_no_text_of_a_request_reaches_a_log(caplog: pytest.LogCaptureFixture, body: dict[str, Any]) -> None:
+async def test_no_text_of_a_request_reaches_a_log(
+    endless: Speaker, caplog: pytest.LogCaptureFixture, body: dict[str, Any]
+) -> None:
     """Of any logger. With --log-prompts it does, and stays in its line."""
     caplog.set_level(logging.DEBUG)
-    engine = speaker()
     for log_prompts in (False, True):
         caplog.clear()
         for stream in (False, True):
-            app = create_app(engine, ServerSettings(log_prompts=log_prompts))
+            app = create_app(endless, ServerSettings(log_prompts=log_prompts))
             await post(app, {"messages": HELLO, "max_tokens": 2, **body, "stream": stream})
-        own = [one.getMessage() for one in caplog.records if one.name.startswith("cocoa")]
+        own = [record.getMessage() for record in caplog.records if record.name.startswith("cocoa")]
         text = "".join(own)
         assert log_prompts or "my-secret" not in text
         if "messages" in body and "user" in str(body):
@@ -471,3 +429,66 @@ async def test_no_text_of_a_request_reaches_a_log(caplog: pytest.LogCaptureFixtu
             assert text.count("2 new tokens, finish reason length") == 2
         assert not any(line.startswith("ERROR: a forged") for text in own for line in text.splitlines())
         assert "\x1b" not in "".join(own)
+
+
+def visitor(**settings: Any) -> TestClient:
+    return TestClient(create_app(Obedient(), ServerSettings(**settings)), base_url="http://127.0.0.1")
+
+
+def data_of(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def test_the_page_is_self_contained_and_its_policy_allows_its_own_styles_and_scripts_only() -> None:
+    here = visitor()
+    answers = [here.get("/") for _ in range(2)]
+    nonces = []
+    for answer in answers:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        assert answer.headers["cache-control"] == "no-store"
+        rules = dict(rule.strip().split(" ", 1) for rule in answer.headers["content-security-policy"].split(";"))
+        assert rules["default-src"] == "'none'"
+        assert rules["connect-src"] == "'self'"
+        assert rules["frame-ancestors"] == "'none'"
+        (nonce,) = set(re.findall(r'nonce="(.*?)"', answer.text))
+        assert rules["script-src"] == rules["style-src"] == f"'nonce-{nonce}'"
+        nonces.append(nonce)
+    assert nonces[0] != nonces[1]
+    page = answers[0].text
+    assert "{style}" not in page
+    assert not re.search(r'(?:src|href)="(?!data:)|\burl\(|@import|https?://|\son\w+="|\sstyle="', page)
+    for unsafe in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        assert unsafe not in page
+
+
+def test_the_page_knows_the_settings_and_the_levels_of_the_engine() -> None:
+    engine = Obedient()
+    engine.config = CocoaConfig(method="greedy", alpha=1.25)
+    data = data_of(TestClient(create_app(engine), base_url="http://127.0.0.1").get("/").text)
+    assert data["methods"] == list(METHODS)
+    assert data["method"] == "greedy"
+    assert data["bounds"] == list(BOUNDS[1:-1])
+    assert data["needs_key"] is False
+    fields = {one["name"]: one for one in data["settings"]}
+    assert list(fields) == list(SETTINGS)
+    assert fields["alpha"]["default"] == 1.25
+    assert fields["alpha"]["step"] == "any"
+    assert fields["seed"]["step"] == "1"
+    assert "fixed" in fields["span_boundary"]["choices"]
+    assert fields["gamma"]["description"] == CocoaConfig.model_fields["gamma"].description
+
+
+def test_the_page_needs_no_key_and_no_loaded_model() -> None:
+    locked = visitor(api_keys=("secret",))
+    page = locked.get("/")
+    assert page.status_code == 200
+    assert data_of(page.text)["needs_key"] is True
+    assert "secret" not in page.text
+    assert locked.get("/v1/models").status_code == 401
+    loading = TestClient(create_app(Obedient), base_url="http://127.0.0.1")  # its lifespan has not begun
+    assert loading.get("/").status_code == 200
+    assert loading.get("/v1/models").status_code == 503

@@ -1,16 +1,28 @@
-"""The process of a server: it listens, drains on SIGTERM, notices clients that go or read slowly, and keeps nothing."""
+"""The process of a server: it listens, drains on SIGTERM, notices clients that go or read slowly, and keeps nothing.
+
+All that it writes has no text of a request, and no control characters, whoever writes it. Its threads share one
+arena of glibc's allocator, unless the user has set it. Bytes that are not HTTP, and requests to change the protocol,
+are refused.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import json
-import signal
+import logging
+import os
+import platform
+import re
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,35 +30,36 @@ import pytest
 
 from cocoa_engine import SpanStream
 from cocoa_integrations._shared import workers
-from cocoa_integrations.server import ServerSettings, create_app
-from cocoa_integrations.server.lifecycle import ServerState
+from cocoa_integrations.server import ServerSettings, create_app, lifecycle
+from cocoa_integrations.server.lifecycle import free_memory_released, keep_one_arena, one_arena
 from cocoa_integrations.server.process import DrainingServer, listening
 from cocoa_integrations.server.work import Call, EventStream
 from tests.helpers.in_threads import join, start, wait_until
 from tests.helpers.inside import assert_idle, sequences_running
 from tests.helpers.live_server import Reader
 from tests.helpers.reasoning_models import PLAIN
-from tests.helpers.served import CHAT, HELLO, PATIENCE, Gate, Speaker, gated, happens, joined, post, speaker
-from tests.helpers.server_process import server_process, serves
+from tests.helpers.served import (
+    ASKED,
+    CHAT,
+    COMPLETIONS,
+    HELLO,
+    PATIENCE,
+    SCORE,
+    Gate,
+    Speaker,
+    client_of,
+    happens,
+    joined,
+    post,
+    speaker,
+)
+from tests.helpers.server_process import STUCK, quote, serve, server_process, serves, write_arenas
 
 LONG = {"messages": HELLO, "max_tokens": 300, "stream": True}
 ENDLESS = {**LONG, "max_tokens": 4000}
 SHORT = {"messages": HELLO, "max_tokens": 5}
 LARGE = {**ENDLESS, "logprobs": True, "top_logprobs": 20, "cocoa": {"candidates": True}}
 """Its chunks are large, so that few fill a socket."""
-
-
-@pytest.fixture(scope="module")
-def endless() -> Speaker:
-    engine = speaker(ends=False, max_batch_size=2, max_queue=2, prefix_cache_mb=0)
-    engine.chat(HELLO, max_new_tokens=1)
-    return engine
-
-
-@pytest.fixture
-def gate(endless: Speaker) -> Iterator[Gate]:
-    with gated(endless) as gate:
-        yield gate
 
 
 @pytest.mark.slow
@@ -95,28 +108,21 @@ def test_answers_that_do_not_end_in_time_end_with_an_error(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_connection_that_is_closed_ends_the_work(
-    endless: Speaker, gate: Gate, listen: Callable[..., Any], stream: bool
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_connection_that_is_closed_ends_the_work_within_one_pass(
+    endless: Speaker, gate: Gate, listen: Callable[..., Any], path: str, stream: bool
 ) -> None:
     app = create_app(endless)
-    state: ServerState = app.state.cocoa
-    server = listen(app)
+    url = listen(app).url
     gate.allow(20)
-    body = {**LONG, "stream": stream}
-    if stream:
-        with httpx.stream("POST", server.url + CHAT, json=body, timeout=PATIENCE) as response:
-            lines = response.iter_lines()  # dropping the iterator would close the connection
-            next(line for line in lines if line.startswith("data: "))  # while the prompt is read there are comments
-            wait_until(lambda: gate.reached == 21)
-    else:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(server.url + CHAT, json=body, timeout=1.0)
-        assert gate.reached == 21
-    [call] = state.calls._open
-    wait_until(lambda: call.ended_by == "client")
+    async with asked(url, {**ASKED[path], "max_tokens": 300, "stream": stream}, path):
+        await happens(lambda: gate.reached == 21)  # the pass that waits has begun
+        [call] = app.state.cocoa.calls._open
+    await happens(lambda: call.ended_by == "client")
     gate.allow(100)
-    wait_until(lambda: sequences_running(endless) == 0)
+    await happens(lambda: sequences_running(endless) == 0)
     assert gate.reached == 21
+    assert not app.state.cocoa.calls
 
 
 BURNING_TEMPLATE = (
@@ -133,43 +139,50 @@ WORK: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": HELLO, "response_format": BURNING_SCHEMA}),
     (CHAT, {"messages": HELLO, "response_format": BURNING_SCHEMA, "stream": True}),
     (CHAT, BURN),
-    ("/v1/cocoa/score", {**BURN, "text": "a"}),
+    (SCORE, {**BURN, "text": "a"}),
     (CHAT, {"messages": HELLO, "response_format": BURNING_ANSWER, "max_tokens": 200}),
 ]
 """Requests whose work takes minutes: a grammar, a template, the validation of an answer."""
 
 
-def test_a_client_that_leaves_ends_work_outside_of_forward_passes(
+async def test_a_client_that_leaves_ends_work_outside_of_forward_passes(
     listen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cocoa_engine.model.tokenizer.RENDERING_SECONDS", 10**4)
     app = create_app(speaker(template=BURNING_TEMPLATE))
     url = listen(app).url
-    outcomes: list[Any] = []
-    join([start(lambda each=each: httpx.post(url + each[0], json=each[1], timeout=4.0), outcomes) for each in WORK])
-    assert [type(outcome) for outcome in outcomes] == [httpx.ReadTimeout] * len(WORK)
-    wait_until(lambda: not app.state.cocoa.calls)
-    wait_until(lambda: not workers.running())
-    assert serves(url)
+    async with AsyncExitStack() as clients:
+        for path, body in WORK:
+            await clients.enter_async_context(asked(url, body, path))
+        await happens(lambda: len(app.state.cocoa.calls) == workers.running() == len(WORK))
+        await asyncio.sleep(1.0)  # the grammar of the answer is ready, and the answer is validated
+    await happens(lambda: not app.state.cocoa.calls)
+    await happens(lambda: not workers.running())
+    assert (await client_of(app).get("/health")).status_code == 200
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("passes_end", [True, False])
-def test_a_shutdown_ends_work_outside_of_forward_passes(passes_end: bool) -> None:
+def test_a_shutdown_ends_work_outside_of_forward_passes() -> None:
     """Work that no cancellation reaches, such as a forward pass that does not end, ends with the process."""
-    endless = "engine.model.forward = lambda *args, **options: time.sleep(10**4)"
-    more = "" if passes_end else endless
-    with server_process(f"speaker(template={BURNING_TEMPLATE!r})", more) as (process, url):
-        asked = WORK if passes_end else [(CHAT, {"messages": HELLO})]
-        clients = [start(lambda each=each: httpx.post(url + each[0], json=each[1], timeout=PATIENCE)) for each in asked]
-        time.sleep(2.0)  # the work has begun
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
+    endless = {"messages": [{"role": "user", "content": "long " * STUCK}]}
+    with server_process(partial(serve, template=BURNING_TEMPLATE)) as (process, address):
+        url = address()
+        clients = []
+        for path, body in (*WORK, (CHAT, endless)):
+            if body is endless:
+                time.sleep(2.0)  # the other work has begun
+            clients.append(start(partial(httpx.post, url + path, json=body, timeout=PATIENCE)))
+        time.sleep(0.5)
+        process.terminate()
+        process.join(PATIENCE)
+        assert process.exitcode == 0
         join(clients)
 
 
 @asynccontextmanager
-async def asked(url: str, body: dict[str, Any]) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def asked(
+    url: str, body: dict[str, Any], path: str = CHAT
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A request whose response is read only as far as the test reads it: the client has no buffer of its own."""
     port = int(url.rpartition(":")[2])
     opened = socket.socket()
@@ -177,7 +190,7 @@ async def asked(url: str, body: dict[str, Any]) -> AsyncIterator[tuple[asyncio.S
     opened.connect(("127.0.0.1", port))
     reader, writer = await asyncio.open_connection(sock=opened, limit=1)
     text = json.dumps(body).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
     writer.write(f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text)
     await writer.drain()
     try:
@@ -199,8 +212,9 @@ async def test_a_client_that_never_reads_stops_its_own_decoding_only(
 ) -> None:
     """Its stream decodes no further than its socket takes, holds no batch slot, and ends with the connection."""
     app = create_app(endless)
-    url = listen(app).url
-    passes: list[Any] = []
+    server = listen(app)
+    server.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # is full sooner
+    url, passes = server.url, []
     endless.session.scheduler.observers.append(passes.append)
     try:
         async with asked(url, LARGE), asked(url, LARGE):
@@ -215,6 +229,9 @@ async def test_a_client_that_never_reads_stops_its_own_decoding_only(
             assert len(app.state.cocoa.calls) == 2  # they are still counted, so that such clients are bounded
             for _ in range(3):
                 await answered(url)
+            async with asked(url, LARGE), asked(url, LARGE):
+                await happens(lambda: len(app.state.cocoa.calls) == 4)
+                assert httpx.post(url + CHAT, json=SHORT, timeout=PATIENCE).status_code == 429  # the engine is idle
     finally:
         endless.session.scheduler.observers.remove(passes.append)
     await happens(lambda: len(app.state.cocoa.calls) == 0)
@@ -244,13 +261,8 @@ async def test_a_slow_reader_gets_everything_and_holds_nobody_up(endless: Speake
 
 def events_of(response: bytes) -> list[dict[str, Any]]:
     """The chunks in a response in HTTP's chunked encoding."""
-    _, _, rest = response.partition(b"\r\n\r\n")
-    body = b""
-    while rest:
-        size, _, rest = rest.partition(b"\r\n")
-        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
-    lines = [line.removeprefix("data: ") for line in body.decode().split("\n\n") if line.startswith("data: {")]
-    return [json.loads(line) for line in lines]
+    body = re.sub(rb"\r\n[0-9a-f]+\r\n", b"", b"\r\n" + response.partition(b"\r\n\r\n")[2]).decode()
+    return [json.loads(line.removeprefix("data: ")) for line in body.split("\n\n") if line.startswith("data: {")]
 
 
 @pytest.mark.slow
@@ -266,7 +278,7 @@ async def test_many_requests_leave_nothing_behind(endless: Speaker) -> None:
         for at in range(number):
             assert (await post(app, {**SHORT, "stream": bool(at % 2), "max_tokens": 2})).status_code == 200
         counts = left()
-        for _ in range(10):  # a worker thread holds the last stream until it has ended its call
+        for _ in range(5):  # a worker thread holds the last stream until it has ended its call
             await asyncio.sleep(0.05)
             counts &= left()
         return counts
@@ -280,11 +292,12 @@ async def test_many_requests_leave_nothing_behind(endless: Speaker) -> None:
 
 @pytest.mark.slow
 def test_a_killed_server_is_an_error_for_its_clients_and_serves_again_at_once(endless: Speaker) -> None:
-    with server_process("speaker(ends=False)") as (killed, url):
+    with server_process(partial(serve, ends=False)) as (killed, address):
+        url = address()
         with httpx.stream("POST", url + CHAT, json=ENDLESS, timeout=PATIENCE) as response:
             lines = response.iter_lines()
             next(line for line in lines if line.startswith("data: "))  # while the prompt is read there are comments
-            killed.send_signal(signal.SIGKILL)
+            killed.kill()
             got: list[str] = []
             with pytest.raises(httpx.RemoteProtocolError):
                 got.extend(lines)
@@ -298,3 +311,227 @@ def test_a_killed_server_is_an_error_for_its_clients_and_serves_again_at_once(en
     assert httpx.post(url + CHAT, json=SHORT, timeout=PATIENCE).status_code == 200
     server.should_exit = True
     join([thread])
+
+
+SECRET = "my-secret"
+FORGED = f"{SECRET}\nERROR: a forged line\x1b[31m\x9b31m\u2028"
+QUESTION = json.dumps({"messages": [{"role": "user", "content": FORGED}]})
+REQUESTS = (
+    f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(QUESTION)}\r\n"
+    f"X-Forwarded-For: {SECRET}\x9b31m\r\nUser-Agent: {SECRET}\r\n{SECRET}: {SECRET}\r\n\r\n{QUESTION}",
+    f"{SECRET} /health?key={SECRET} HTTP/1.1\r\nHost: {SECRET}\r\n\r\n",
+    f"GET /health HTTP/{SECRET}\r\n\r\n",
+    f"{SECRET}\r\n\r\n",
+)
+
+
+@pytest.mark.slow
+def test_nothing_that_a_server_writes_has_text_of_a_request(tmp_path: Path) -> None:
+    """Text that may be written stays in its line."""
+    output, written = tmp_path / "output", []
+    with server_process(quote, output) as (process, address):
+        for _ in range(2):
+            port = int(address().rpartition(":")[2])
+            written.append(output.read_text(encoding="utf-8"))
+            for request in REQUESTS:
+                with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as opened:
+                    opened.sendall(request.encode("latin-1"))
+                    assert opened.recv(9)
+            process.terminate()
+        process.join(PATIENCE)
+    hidden = written[1]
+    shown = output.read_text(encoding="utf-8").removeprefix(hidden)
+    assert SECRET not in hidden
+    assert hidden.count("RuntimeError (--log-prompts shows its message)") == 1
+    assert "another.package has a message" in hidden
+    assert "in raise_in_thread" in hidden  # where an error was raised is shown
+    assert '"_OTHER /health HTTP/1.1" 400' in hidden
+    assert "127.0.0.1" in hidden
+    lines = shown.splitlines()
+    assert any("another.package" not in line and "forged" in line for line in lines if SECRET in line)
+    assert not any(line.startswith("ERROR: a forged") for line in lines)
+    assert not {"\x1b", "\x9b", "\u2028"} & set(shown)
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of this process leaves the allocator as it is."""
+    for name in [name for name in os.environ if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES"]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_all_threads_share_one_arena_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+    """Each other thread has one of its own otherwise, besides the main thread's. Imports make none."""
+    output = tmp_path / "output"
+    for keep, variables, count in ((False, {}, 7), (True, {}, 1), (True, {"MALLOC_TRIM_THRESHOLD_": "131072"}, 7)):
+        with server_process(write_arenas, output, keep, variables) as (process, _):
+            process.join(PATIENCE)
+        assert output.read_text(encoding="utf-8").count("Arena ") == count
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_set"),
+    [
+        ("MALLOC_ARENA_MAX", "0", True),
+        ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=8", True),
+        ("GLIBC_TUNABLES", "glibc.cpu.x86_shstk=off", False),
+    ],
+)
+def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch, name: str, value: str, is_set: bool) -> None:
+    monkeypatch.setenv(name, value)
+    assert one_arena() == ({} if is_set else {"MALLOC_ARENA_MAX": "1"})
+
+
+def musl(name: None) -> Any:
+    """It has no gnu_get_libc_version, and other numbers."""
+    return SimpleNamespace(mallopt=lambda *numbers: pytest.fail("musl's mallopt must not be called"))
+
+
+def windows(name: None) -> Any:
+    raise TypeError("bad argument type")
+
+
+@pytest.mark.parametrize("library", [musl, windows])
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch, library: Any) -> None:
+    monkeypatch.setattr("ctypes.CDLL", library)
+    assert not keep_one_arena()
+
+
+@pytest.mark.parametrize(("arenas", "releases"), [(None, True), ("1", True), ("8", False)])
+async def test_free_memory_is_released_until_the_server_ends(
+    monkeypatch: pytest.MonkeyPatch, arenas: str | None, releases: bool
+) -> None:
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(lifecycle, "release_free_memory", lambda: threads.append(threading.current_thread()))
+    monkeypatch.setattr(lifecycle, "RELEASE_INTERVAL", 0.001)
+    if arenas is not None:
+        monkeypatch.setenv("MALLOC_ARENA_MAX", arenas)
+    async with free_memory_released():
+        if releases:
+            await happens(lambda: len(threads) > 2)
+        await asyncio.sleep(0.02)
+    after = len(threads)
+    await asyncio.sleep(0.02)
+    assert len(threads) - after <= 1  # the one that had begun
+    assert bool(threads) is releases
+    assert threading.main_thread() not in threads  # a release takes milliseconds
+
+
+HOST = "Host: localhost\r\n"
+JSON = "Content-Type: application/json\r\n"
+CHUNKED = "Transfer-Encoding: chunked\r\n"
+UPGRADE = (
+    "Connection: Upgrade, close\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: YWFhYWFhYWFhYWFhYWFhYQ==\r\n"
+)
+
+
+def answer_to(url: str, text: str) -> bytes:
+    """What the server answers to bytes until it hangs up."""
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=60) as opened:
+        opened.sendall(text.encode("latin-1"))
+        return b"".join(iter(lambda: opened.recv(65536), b""))
+
+
+@pytest.fixture
+def ask(listen: Callable[..., Any], tiny: Speaker) -> Iterator[Callable[[str], tuple[int, dict[str, str], Any]]]:
+    """Sends bytes, and reads the status, the headers and the JSON of the answer."""
+    url = listen(create_app(tiny)).url
+
+    def sent(text: str) -> tuple[int, dict[str, str], Any]:
+        head, _, body = answer_to(url, text).partition(b"\r\n\r\n")
+        status, *lines = head.decode().split("\r\n")
+        return int(status.split()[1]), dict(line.split(": ", 1) for line in lines), json.loads(body)
+
+    yield sent
+    assert_idle(tiny)
+
+
+HELLO_BODY = json.dumps({"messages": HELLO, "max_tokens": 1})
+CHUNKS = f"{len(HELLO_BODY):x}\r\n{HELLO_BODY}\r\n0\r\n\r\n"
+UNCLEAR = [
+    (f"Content-Length: {len(HELLO_BODY)}\r\n{CHUNKED}", CHUNKS),
+    (f"{CHUNKED}Content-Length: 5\r\n", CHUNKS),
+    (f"{CHUNKED}Content-Length: 5\r\n", "5\r\nhello\r\n" * 200_000 + "0\r\n\r\n"),
+    ("Content-Length: 5\r\nContent-Length: 6\r\n", HELLO_BODY),
+    (f"Content-Length: +{len(HELLO_BODY)}\r\n", HELLO_BODY),
+    (f"Content-Length: {10**30}\r\n", HELLO_BODY),
+    ("Content-Length: five\r\n", ""),
+    ("Content-Length: -5\r\n", ""),
+    ("Content-Length: -5\r\n", "x" * 2_000_000),
+    ("Transfer-Encoding: gzip\r\n", CHUNKS),
+    ("Transfer-Encoding: chunked, gzip\r\n", CHUNKS),
+    (f"{CHUNKED}{CHUNKED}", CHUNKS),
+    (CHUNKED, "-5\r\nhello\r\n"),
+    (CHUNKED, "xyz\r\n{}\r\n0\r\n\r\n"),
+    (CHUNKED, f"{len(HELLO_BODY):x}\r\n{HELLO_BODY}too long\r\n0\r\n\r\n"),
+]
+"""Headers that say how long a body is, and the body."""
+NO_HTTP = [
+    f"GET /health HTTP/1.1\r\n{HOST}no colon\r\n\r\n",
+    "GET\r\n\r\n",
+    "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n",  # TLS
+    *(f"POST {CHAT} HTTP/1.1\r\n{HOST}{JSON}{framing}\r\n{body}" for framing, body in UNCLEAR),
+]
+
+
+@pytest.mark.parametrize("number", range(len(NO_HTTP)))
+def test_what_is_not_http_gets_the_error_of_the_protocol_and_ends_its_connection(
+    ask: Callable[[str], Any], number: int
+) -> None:
+    status, headers, body = ask(NO_HTTP[number])
+    assert status == 400
+    assert (headers["content-type"], headers["connection"]) == ("application/json", "close")
+    error = body["error"]
+    assert re.search("HTTP|both Content-Length and Transfer-Encoding", error.pop("message"))
+    assert error == {"type": "invalid_request_error", "param": None, "code": "malformed_request"}
+    assert ask(f"GET /health HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n")[0] == 200
+
+
+KEY = "sk-secret"
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (f"/health?api_key={KEY}", 200),
+        (f"/health?x=1&access_token={KEY}#{KEY}", 200),
+        (f"http://user:{KEY}@localhost/health?key={KEY}", 200),
+        (f"http://{KEY}@localhost/nowhere", 404),
+        (f"/nowhere?{KEY}", 404),
+    ],
+)
+def test_keys_in_a_url_reach_no_log(
+    listen: Callable[..., Any], tiny: Speaker, caplog: pytest.LogCaptureFixture, target: str, status: int
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    for log_prompts in (False, True):
+        url = listen(create_app(tiny, ServerSettings(log_prompts=log_prompts))).url
+        answer = answer_to(url, f"GET {target} HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n")
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
+    assert caplog.text.count("GET /") == 2
+    assert KEY not in caplog.text
+
+
+@pytest.mark.slow
+def test_a_request_that_was_answered_before_it_was_malformed_gets_no_second_answer(
+    listen: Callable[..., Any], tiny: Speaker
+) -> None:
+    port = int(listen(create_app(tiny, ServerSettings(max_body_bytes=10))).url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as opened:
+        opened.sendall(f"POST {CHAT} HTTP/1.1\r\n{HOST}{JSON}{CHUNKED}\r\n14\r\n{'x' * 20}\r\n".encode())
+        answer = opened.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        opened.sendall(b"no size\r\n")
+        answer += b"".join(iter(lambda: opened.recv(65536), b""))
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize(("path", "status", "code"), [(CHAT, 405, "method_not_allowed"), ("/ws", 404, "not_found")])
+def test_web_sockets_are_refused_as_other_requests_are(
+    ask: Callable[[str], Any], path: str, status: int, code: str
+) -> None:
+    got, _, body = ask(f"GET {path} HTTP/1.1\r\n{HOST}{UPGRADE}\r\n")
+    assert (got, body["error"]["code"]) == (status, code)

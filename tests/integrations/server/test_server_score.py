@@ -20,11 +20,6 @@ PROMPT = "A tower is in Paris. Where is the tower?"
 TEXTS = ["It is in Paris.", "It is in Rome, or so."]
 
 
-@pytest.fixture(scope="module")
-def tiny() -> Speaker:
-    return speaker()
-
-
 async def score(engine: CocoaEngine, **body: Any) -> dict[str, Any]:
     response = await post(create_app(engine), body, SCORE)
     assert response.status_code == 200, response.text
@@ -39,10 +34,14 @@ def risks(report: dict[str, Any]) -> list[float]:
     return [span["risk"] for span in report["spans"]]
 
 
-@pytest.mark.parametrize("path", ["/v1/cocoa/score", "/cocoa/score"])
-async def test_a_text_is_divided_at_its_risk_points(tiny: Speaker, path: str) -> None:
-    expected = risk_report(tiny.score(PROMPT, TEXTS[0], divide=True))
-    answer = (await post(create_app(tiny), {"prompt": PROMPT, "text": TEXTS[0]}, path)).json()
+@pytest.mark.parametrize("path", [SCORE, "/cocoa/score"])
+@pytest.mark.parametrize("kind", ["text", "messages", "ids"])
+async def test_a_text_is_divided_at_its_risk_points(tiny: Speaker, path: str, kind: str) -> None:
+    ids = tiny.encode(PROMPT) if kind == "text" else tiny.encode_chat(HELLO)
+    asked = {"text": PROMPT, "messages": HELLO, "ids": ids}[kind]
+    expected = risk_report(tiny.score(ids, TEXTS[0], divide=True))
+    body = {"messages" if kind == "messages" else "prompt": asked, "text": TEXTS[0]}
+    answer = (await post(create_app(tiny), body, path)).json()
     assert (answer["object"], answer["model"]) == ("list", "tiny")
     [entry] = answer["data"]
     assert (entry["object"], entry["index"], entry["text"]) == ("cocoa.score", 0, TEXTS[0])
@@ -66,14 +65,6 @@ async def test_many_texts_after_one_prompt(tiny: Speaker, divide: bool) -> None:
     tokens = [tiny.score(PROMPT, text).usage for text in TEXTS]
     assert answer["usage"]["prompt_tokens"] == tokens[0].prompt_tokens + sum(one.completion_tokens for one in tokens)
     assert answer["usage"]["completion_tokens"] == 0
-
-
-async def test_a_prompt_as_messages_or_token_ids(tiny: Speaker) -> None:
-    ids = tiny.encode_chat(HELLO)
-    expected = risk_report(tiny.score(ids, TEXTS[0], divide=True))
-    for prompt in ({"messages": HELLO}, {"prompt": ids}):
-        answer = await score(tiny, text=TEXTS[0], **prompt)
-        assert risks(answer["data"][0]["cocoa_risk"]) == near(risks(expected))
 
 
 MESSAGES = [{"role": "user", "content": PROMPT}]
@@ -110,11 +101,11 @@ async def test_settings_and_candidates_apply(tiny: Speaker) -> None:
 
 
 async def test_long_texts_are_read_in_steps(tiny: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = await score(tiny, prompt=PROMPT, text=TEXTS[0], divide=False)
+    body = {"prompt": PROMPT, "text": TEXTS[0], "divide": False}
+    expected = await score(tiny, **body)
     monkeypatch.setattr("cocoa_integrations.server.protocol.answers._MOST_LOGITS", 0)
-    answer = await score(tiny, prompt=PROMPT, text=TEXTS[0], divide=False)
-    one, other = (each["data"][0]["cocoa_risk"] for each in (answer, expected))
-    assert risks(one) == near(risks(other))
+    [answer], [whole] = (await score(tiny, **body))["data"], expected["data"]
+    assert risks(answer["cocoa_risk"]) == near(risks(whole["cocoa_risk"]))
 
 
 @pytest.mark.parametrize(("risk", "risk_source"), [("auto", "token_probability"), ("con_mlds", "con_mlds")])
@@ -172,7 +163,7 @@ class Scorer(Speaker):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("divide", [False, True])
-@pytest.mark.parametrize("others", [1, 10])
+@pytest.mark.parametrize("others", [1, 4])
 async def test_a_new_request_waits_for_two_texts_however_many_others_there_are(
     tiny: Speaker, divide: bool, others: int
 ) -> None:
@@ -181,7 +172,7 @@ async def test_a_new_request_waits_for_two_texts_however_many_others_there_are(
         tiny.session.model.model, tiny.tokenizer, model_name="tiny", runtime=Runtime(max_batch_size=2, max_queue=20)
     )
     app = create_app(engine)
-    many = {"prompt": PROMPT, "texts": [f"a{number}" for number in range(60)], "divide": divide}
+    many = {"prompt": PROMPT, "texts": [f"a{number}" for number in range(50)], "divide": divide}
     requests = [asyncio.ensure_future(post(app, many, SCORE)) for _ in range(others)]
     engine.goes_on.set()
     await happens(lambda: len(engine.texts) == 21)

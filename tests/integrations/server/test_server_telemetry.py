@@ -153,11 +153,6 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 MINE: dict[str, Any] = {"messages": HELLO, "max_tokens": 8, "model": "mine", "seed": 3}
 
 
-@pytest.fixture(scope="module")
-def tiny() -> Speaker:
-    return speaker(ends=False)
-
-
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     """What an SDK exports; it is the global one within a test."""
@@ -168,11 +163,11 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_span_continues_the_trace_and_has_the_answer(
-    tiny: Speaker, spans: InMemorySpanExporter, stream: bool
+    endless: Speaker, spans: InMemorySpanExporter, stream: bool
 ) -> None:
-    expected = tiny.chat(HELLO, max_new_tokens=8, seed=3)
+    expected = endless.chat(HELLO, max_new_tokens=8, seed=3)
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-    response = await post(create_app(tiny), {**MINE, "stream": stream}, **headers)
+    response = await post(create_app(endless), {**MINE, "stream": stream}, **headers)
     assert response.status_code == 200
     [span] = spans.get_finished_spans()
     assert span.context is not None
@@ -201,27 +196,26 @@ async def test_a_span_continues_the_trace_and_has_the_answer(
     assert "Say something" not in str(attributes)
 
 
-async def test_completions_with_several_answers(tiny: Speaker, spans: InMemorySpanExporter) -> None:
-    await post(create_app(tiny), {"prompt": "One", "n": 2, "max_tokens": 2}, "/v1/completions")
-    [span] = spans.get_finished_spans()
-    found = dict(span.attributes or {})
-    assert span.name == "text_completion tiny"
-    assert found["gen_ai.request.choice.count"] == 2
-    assert found["gen_ai.response.finish_reasons"] == ("length", "length")
-    assert found["cocoa.answers"] == 2
-    assert "gen_ai.request.seed" not in found
-
-
-async def test_errors_have_their_status(tiny: Speaker, spans: InMemorySpanExporter) -> None:
-    app = create_app(tiny)
+async def test_spans_of_several_answers_and_of_errors_and_none_of_probes(
+    endless: Speaker, spans: InMemorySpanExporter
+) -> None:
+    app = create_app(endless)
+    async with client_of(app) as client:
+        for path in ("/health", "/metrics", "/v1/models"):
+            assert (await client.get(path)).status_code == 200
+    await post(app, {"prompt": "One", "n": 2, "max_tokens": 2}, COMPLETIONS)
     await post(app, {"messages": []})
     app.state.cocoa.drain()
     await post(app, MINE)
-    refused, failed = spans.get_finished_spans()
-    assert (refused.attributes or {})["http.response.status_code"] == 400
-    assert (refused.name, refused.status.status_code) == ("POST", StatusCode.UNSET)
-    assert (failed.attributes or {})["http.response.status_code"] == 503
-    assert failed.status.status_code is StatusCode.ERROR
+    models, several, refused, failed = [(span, dict(span.attributes or {})) for span in spans.get_finished_spans()]
+    assert models[1]["url.path"] == "/v1/models"
+    assert several[0].name == "text_completion tiny"
+    assert several[1]["gen_ai.request.choice.count"] == several[1]["cocoa.answers"] == 2
+    assert several[1]["gen_ai.response.finish_reasons"] == ("length", "length")
+    assert "gen_ai.request.seed" not in several[1]
+    assert (refused[1]["http.response.status_code"], failed[1]["http.response.status_code"]) == (400, 503)
+    assert (refused[0].name, refused[0].status.status_code) == ("POST", StatusCode.UNSET)
+    assert failed[0].status.status_code is StatusCode.ERROR
 
 
 @pytest.mark.parametrize(
@@ -229,13 +223,13 @@ async def test_errors_have_their_status(tiny: Speaker, spans: InMemorySpanExport
     [(torch.OutOfMemoryError("made up"), "out_of_memory"), (RuntimeError("broken"), "server_error")],
 )
 async def test_an_error_inside_a_stream_is_a_chunk_and_one_of_the_span(
-    tiny: Speaker, spans: InMemorySpanExporter, failure: Exception, kind: str
+    endless: Speaker, spans: InMemorySpanExporter, failure: Exception, kind: str
 ) -> None:
-    with gated(tiny) as gate:
+    with gated(endless) as gate:
         gate.allow(5)
-        exchange = Exchange(create_app(tiny), {**MINE, "max_tokens": 400, "stream": True})
+        exchange = Exchange(create_app(endless), {**MINE, "max_tokens": 400, "stream": True})
         await happens(lambda: gate.reached == 6 and exchange.events)
-        with failing(tiny, failure):
+        with failing(endless, failure):
             gate.open()
             await exchange.ended()
     assert exchange.status == 200
@@ -245,21 +239,14 @@ async def test_an_error_inside_a_stream_is_a_chunk_and_one_of_the_span(
     [span] = spans.get_finished_spans()
     assert span.status.status_code is StatusCode.ERROR
     assert (span.attributes or {})["error.type"] == kind
-    assert (await chat(tiny, max_tokens=2))["choices"]
-
-
-async def test_probes_have_no_spans_and_others_do(tiny: Speaker, spans: InMemorySpanExporter) -> None:
-    async with client_of(create_app(tiny)) as client:
-        for path in ("/health", "/metrics", "/v1/models"):
-            assert (await client.get(path)).status_code == 200
-    assert [(span.attributes or {})["url.path"] for span in spans.get_finished_spans()] == ["/v1/models"]
+    assert (await chat(endless, max_tokens=2))["choices"]
 
 
 async def test_no_second_span_and_none_without_opentelemetry(
-    tiny: Speaker, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+    endless: Speaker, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with trace.get_tracer("outer").start_as_current_span("outer"):  # another instrumentation
-        await post(create_app(tiny), MINE)
+        await post(create_app(endless), MINE)
     [span] = spans.get_finished_spans()
     assert (span.attributes or {})["gen_ai.usage.output_tokens"] == 8
     spans.clear()
@@ -269,5 +256,5 @@ async def test_no_second_span_and_none_without_opentelemetry(
         monkeypatch.delitem(sys.modules, name)
     for module in (only_others, None):
         monkeypatch.setitem(sys.modules, "opentelemetry", module)
-        assert (await post(create_app(tiny), MINE)).status_code == 200
+        assert (await post(create_app(endless), MINE)).status_code == 200
         assert spans.get_finished_spans() == ()

@@ -29,43 +29,32 @@ FRAMEWORK_ATTRIBUTES = {
 
 ENGINE_MODULES = {
     "cocoa_engine",
+    "cocoa_engine.errors",
+    "cocoa_engine.report",  # what every adapter reads and writes
+    "cocoa_engine.integration",
+    # the server, Ray and the evaluation only; a contract of imports keeps the adapters from these
     "cocoa_engine.arguments",  # settings are checked as the engine's are
     "cocoa_engine.cli.info",  # the commands `cocoa eval` and `cocoa judge` are plugins of the CLI
     "cocoa_engine.cli.options",
     "cocoa_engine.cli.progress",
     "cocoa_engine.cli.score",  # which actors of Ray score too
     "cocoa_engine.cli.output",
-    "cocoa_engine.config",
-    "cocoa_engine.confined",  # schemas of strangers are read within limits
-    "cocoa_engine.lab.files",
-    "cocoa_engine.decoding.matchers",
+    "cocoa_engine.confined",  # a request has one budget
     "cocoa_engine.equations",
-    "cocoa_engine.errors",
-    "cocoa_engine.forks",  # locks that are free in a forked child
+    "cocoa_engine.lab.files",
+    "cocoa_engine.lab.ranking",  # `cocoa eval` is a study too
+    "cocoa_engine.lab.tables",
     "cocoa_engine.memory",
-    "cocoa_engine.logs",
-    "cocoa_engine.messages",
-    "cocoa_engine.model.callables",  # types
-    "cocoa_engine.model.checkpoint_files",  # options of where files are
-    "cocoa_engine.model.embedded",
-    "cocoa_engine.model.generation_config",
     "cocoa_engine.model.light_model",  # imports of transformers' model classes
     "cocoa_engine.model.load_options",
-    "cocoa_engine.model.loading",
-    "cocoa_engine.optional",
-    "cocoa_engine.model.text",
     "cocoa_engine.output_files",
-    "cocoa_engine.report",  # what every adapter reads and writes
     "cocoa_engine.rendering.html",  # the server's page looks like the document
     "cocoa_engine.rendering.highlights",
     "cocoa_engine.rendering.wording",  # and says the same
     "cocoa_engine.safe_text",
-    "cocoa_engine.lab.tables",
-    "cocoa_engine.lab.ranking",  # `cocoa eval` is a study too
     "cocoa_engine.text_matching",
-    "cocoa_engine.risk",  # where a word and a clause end
 }
-"""The modules of the engine that adapters import."""
+"""The modules of the engine that integrations import."""
 
 
 def own_names(tree: ast.AST) -> set[str]:

@@ -187,6 +187,25 @@ async def test_where_attention_finds_no_source_they_are_by_lift(
     assert ("citations are by lift, because" in caplog.text) == (case != "a lowest lift")
 
 
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "query", "aquery"])
+async def test_by_default_they_are_by_attention_and_nothing_is_fed_again(
+    how: str, quick: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repeated question takes the prompt from the prefix cache, and runs no other pass than those of its answer."""
+    engine, opened = CocoaEngine(quick.model, quick.tokenizer), list[Any]()
+    backend, open_tree = engine.session.backend, engine.session.backend.open
+    monkeypatch.setattr(backend, "open", lambda *args: opened.extend(trees := open_tree(*args)) or trees)
+    first = await cited(engine, how, LONG, min_attention=0.0, min_lift=0.0)
+    monkeypatch.setattr(engine.session.model, "forward", None)  # the pass over prompt and answer
+    again = await cited(engine, how, LONG, min_attention=0.0, min_lift=0.0)
+    assert first.citations
+    assert all("attention" in citation for citation in first.citations)
+    assert again.text == first.text
+    for span, other in zip(again.report["spans"], first.report["spans"], strict=True):
+        assert span["source_attentions"] == near(other["source_attentions"])
+    assert [tree.cached_tokens == tree.prompt_tokens - 1 for tree in opened] == [False, True]
+
+
 @pytest.mark.parametrize("how", ["invoke", "query"])
 async def test_attention_that_cannot_be_measured(how: str, quick: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrieval_heads, "spread_heads_of", lambda model: None)  # as of a model without attention

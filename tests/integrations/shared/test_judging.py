@@ -108,7 +108,7 @@ def test_the_report_of_a_judge_has_what_other_reports_have(quick: CocoaEngine) -
         assert check.risk == report.spans[number].risk
     settings = Settings.of(quick.config, quick.num_layers)
     for level in ("span", "answer"):
-        calibrator = fitted(model_name="quick", settings=settings, levels=(level,), domain=True)
+        calibrator = fitted(model_name="quick", settings=settings, levels=(level,), domain=True, draws=2)
         with pytest.warns(CalibrationWarning, match="out_of_domain") if level == "answer" else nullcontext():
             assert AnswerJudge(quick.with_calibrator(calibrator)).judge(QUESTION, ANSWER).report.out_of_domain
 
@@ -116,7 +116,7 @@ def test_the_report_of_a_judge_has_what_other_reports_have(quick: CocoaEngine) -
 def test_only_the_whole_answer_has_a_risk_of_answers(quick: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings.of(quick.config, quick.num_layers)
     of_spans, of_both = (
-        quick.with_calibrator(fitted(model_name="quick", settings=settings, levels=levels))
+        quick.with_calibrator(fitted(model_name="quick", settings=settings, levels=levels, draws=2))
         for levels in (("span",), ("span", "answer"))
     )
     for_answers: list[bool] = []
@@ -192,23 +192,24 @@ def test_options_of_a_llama_index_llm_apply_later(quick: CocoaEngine) -> None:
         ),
     ],
 )
-def test_langsmith(inputs: dict[str, Any], outputs: dict[str, Any], quick: CocoaEngine, expected: float) -> None:
+def test_langsmith(
+    inputs: dict[str, Any],
+    outputs: dict[str, Any],
+    quick: CocoaEngine,
+    expected: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LANGSMITH_TRACING", "false")
     keys = {"question": "q", "answer": "a", "context": "docs"} if "q" in inputs else {}
     evaluator = risk_evaluator(ChatCocoa(engine=quick), threshold=expected, **keys)
     result = evaluator(inputs, outputs)
     assert (result["key"], result["score"], result["value"]) == ("cocoa_risk", expected, "fail")
     assert "riskiest" in result["comment"]
-    run, example = SimpleNamespace(inputs=inputs, outputs=outputs), SimpleNamespace(inputs=inputs, outputs={})
+    run: Any = SimpleNamespace(inputs=inputs, outputs=outputs, id=None, trace_id=None)
+    example: Any = SimpleNamespace(inputs=inputs, outputs={}, attachments=None, id=None)
     assert evaluator(run, example) == result
     assert evaluator(run, None) == result
-
-
-def test_langsmith_takes_it(quick: CocoaEngine, expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LANGSMITH_TRACING", "false")
-    run: Any = SimpleNamespace(inputs={}, outputs={"answer": ANSWER, "context": CONTEXTS}, id=None, trace_id=None)
-    example: Any = SimpleNamespace(inputs={"question": QUESTION}, outputs={}, attachments=None, id=None)
-    result: Any = run_evaluator(risk_evaluator(quick)).evaluate_run(run, example)
-    assert result.score == expected
+    assert run_evaluator(evaluator).evaluate_run(run, example).score == expected  # type: ignore[union-attr]
 
 
 async def test_ragas(quick: CocoaEngine, expected: float) -> None:

@@ -1,11 +1,13 @@
-"""Models of all adapters after construction: options set later, copies, pickles, shared weights, their profile."""
+"""Models of all adapters after construction: names, options set later, copies, pickles, weights, profiles."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 import json
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ from langchain.agents.middleware import SummarizationMiddleware
 from langchain_core.rate_limiters import InMemoryRateLimiter
 from langchain_core.runnables import ConfigurableField
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
-from cocoa_engine.errors import ConfigError, PromptError, UnsupportedFeatureError
+from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Runtime
+from cocoa_engine.errors import PromptError, UnsupportedFeatureError
 from cocoa_engine.model.embedded import CONTEXT_WINDOW
 from cocoa_integrations._shared import loading
 from cocoa_integrations.langchain import ChatCocoa, get_risk
@@ -201,25 +203,6 @@ def test_what_cannot_be_pickled_says_so(kind: Any, folder: str, tiny: CocoaEngin
 # --- LlamaIndex loads the model when the LLM is made, and takes a loaded one
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["complete", "stream_complete", "acomplete", "astream_complete"])
-def test_a_model_set_later_answers_the_next_call(method: str, folder: str, other_folder: str, loads: list[str]) -> None:
-    llm = CocoaLLM(model_name=folder, max_new_tokens=8)
-    llm.model_name = other_folder
-
-    async def asked() -> Any:
-        answer = getattr(llm, method)(PROMPT)
-        answer = await answer if method.startswith("a") else answer
-        if "stream" in method:
-            return [chunk async for chunk in answer][-1] if method.startswith("a") else list(answer)[-1]
-        return answer
-
-    answer = asyncio.run(asked())
-    assert answer.raw["model_name"] == other_folder
-    assert answer.text == CocoaLLM(model_name=other_folder, max_new_tokens=8).complete(PROMPT).text
-    assert loads == [folder, other_folder]
-
-
 def test_what_follows_from_the_model_changes_with_it(folder: str, other_folder: str) -> None:
     llm = CocoaLLM(model_name=folder)
     asked = CocoaLLM(model_name=folder, context_window=400, is_chat_model=True)
@@ -351,3 +334,81 @@ def test_the_configuration_is_not_read_by_the_constructor(monkeypatch: pytest.Mo
     assert "org/name" in repr(chat)
     assert chat.model_dump()["model_name"] == "org/name"
     assert "org/name" in chat.model_dump_json()
+
+
+ADAPTERS = [*KINDS, *(partial(kind, base_url="http://127.0.0.1:9/v1") for kind in KINDS)]
+NAMES = ("model", "model_name")
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_both_names(kind: Any, folder: str) -> None:
+    for names, form in itertools.product((("model",), ("model_name",), NAMES), (str, Path)):
+        adapter = kind(**{name: form(folder) for name in names})
+        assert (adapter.model, adapter.model_name) == (folder, folder)
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_what_is_no_name_is_refused(kind: Any, folder: str) -> None:
+    for name, value in itertools.product(NAMES, (3, b"model", ["model"], object(), "")):
+        words = f"^{name} is empty" if value == "" else f"{name} takes a Hub id, a folder or a GGUF file"
+        with pytest.raises(ConfigError, match=words):
+            kind(**{name: value})
+    for name in NAMES:
+        with pytest.raises(ConfigError, match="model and model_name are the same option, given as model="):
+            kind(**{**dict.fromkeys(NAMES, folder), name: Path("elsewhere")})
+
+
+@each_kind
+def test_what_is_no_address_is_refused_and_an_address_excludes_an_engine(kind: Any) -> None:
+    for address in ("", " ", "localhost:8000", "http://", "ftp://host/v1"):
+        with pytest.raises(ConfigError, match=r"^base_url takes the address of a server, such as http://"):
+            kind(base_url=address)
+    with pytest.raises(ConfigError, match="base_url= is given, so dtype would have no effect"):
+        kind(base_url="http://a/v1", dtype="bfloat16")
+    with pytest.raises(UnsupportedFeatureError, match="needs the engine"):
+        kind(base_url="http://a/v1").load()
+
+
+@each_kind
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_beside_an_engine_is_refused_as_it_was_given(kind: Any, name: str, engine: CocoaEngine) -> None:
+    message = f"^engine= is given, so {name} would have no effect"
+    with pytest.raises(ConfigError, match=message):
+        kind(engine=engine, **{name: "elsewhere"})
+    adapter = kind(engine=engine)
+    with pytest.raises(ConfigError, match=message):
+        setattr(adapter, name, "elsewhere")
+
+
+@each_kind
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_set_copied_and_written(
+    kind: Any, name: str, folder: str, other_folder: str, loads: list[str]
+) -> None:
+    adapter = kind(**{name: folder}, max_tokens=4)
+    assert report_of(adapter)["model_name"] == folder
+    copied = adapter.model_copy(update={name: other_folder})
+    assert (copied.model, copied.model_name, adapter.model) == (other_folder, other_folder, folder)
+    assert copied.load().model_name == other_folder
+    setattr(adapter, name, Path(other_folder))
+    assert (adapter.model, adapter.model_name) == (other_folder, other_folder)
+    if kind is not ChatCocoa:  # which needs a template
+        assert answer_of(adapter).text == answer_of(kind(model=other_folder, max_tokens=4)).text
+        assert report_of(adapter)["model_name"] == other_folder
+    assert loads == [folder, other_folder]
+    again = pickle.loads(pickle.dumps(adapter))  # our own
+    assert (again.model, again.model_name) == (other_folder, other_folder)
+    if kind is CocoaLLM:
+        written = adapter.to_dict()
+        assert CocoaLLM.from_dict(written).metadata.model_name == other_folder
+        del written["model_name"]
+        assert CocoaLLM.from_dict({**written, name: folder}).metadata.model_name == folder
+
+
+def test_a_loaded_model_is_no_name(folder: str) -> None:
+    """LlamaIndex's HuggingFaceLLM takes it as ``model``, and the name beside it is a label."""
+    loaded = CocoaEngine.from_pretrained(folder)
+    llm = CocoaLLM(model=loaded.model, tokenizer=loaded.tokenizer, model_name="label")
+    assert (llm.model, llm.metadata.model_name) == ("label", "label")
+    with pytest.raises(ConfigError, match="pass engine=CocoaEngine"):
+        ChatCocoa(model=loaded.model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,14 @@ from cocoa_engine.errors import ConfigError, ModelLoadError
 from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations._shared.unsupported import INSTEAD, WITHOUT_EFFECT
-from cocoa_integrations.langchain import ChatCocoa, UnsupportedFeatureError, get_spans
+from cocoa_integrations.langchain import ChatCocoa, UnsupportedFeatureError
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM
 from tests.helpers.engines import endless
 from tests.helpers.llama_index_helpers import PROMPT
 from tests.helpers.model_folders import TEMPLATE, save_calibrator, save_model
-from tests.helpers.processors import Asks
-from tests.helpers.reports import to_dicts
 from tests.helpers.structured import engine_for_schemas
-from tests.helpers.tiny_models import tiny_model
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 OF_LANGCHAIN = [ChatCocoa, LangChainLLM]
 each_model = pytest.mark.parametrize("kind", OF_LANGCHAIN)
@@ -125,6 +124,8 @@ def test_takes_every_option_of_hugging_face_llm(engine: CocoaEngine) -> None:
     assert llm.complete(PROMPT).raw["usage"]["completion_tokens"] <= 4  # type: ignore[index]
 
 
+FROM_ID = [partial(kind.from_model_id, "org/name") for kind in OF_LANGCHAIN]
+LOADED = {"engine": None, "model": tiny_model("llama")}
 BAD: list[tuple[list[Any], dict[str, Any], str]] = [
     (ALL, {"alhpa": 1.0}, r"unknown option 'alhpa' \(did you mean 'alpha'\?\)"),
     (ALL, {"max_token": 1}, r"did you mean 'max_tokens'\?"),
@@ -140,6 +141,7 @@ BAD: list[tuple[list[Any], dict[str, Any], str]] = [
     (OF_LANGCHAIN, {"pipeline": 1, "model_id": "a"}, r"pipeline=1 \(give engine=.*model_id='a' \(give model\)"),
     (OF_LANGCHAIN, {"device": "cuda", "length_penalty": 2}, r"'device'.*'length_penalty'.*known are"),
     (OF_LANGCHAIN, {"logits_processor": 3}, r"logits_processor.*callable"),
+    ([LangChainLLM], {"enable_thinking": False}, "unknown option 'enable_thinking'"),
     ([CocoaLLM], {"contextwindow": 512}, r"unknown option 'contextwindow' \(did you mean 'context_window'"),
     ([CocoaLLM], {"generate_kwargs": {"temprature": 0.5}}, r"'temprature' \(did you mean 'temperature'"),
     ([CocoaLLM], {"context_window": -1}, "context_window"),
@@ -151,13 +153,24 @@ BAD: list[tuple[list[Any], dict[str, Any], str]] = [
     ([CocoaLLM], {"temperature": 0.5, "generate_kwargs": {"temperature": 0.0}}, "in generate_kwargs: temperature"),
     ([CocoaLLM], {"max_tokens": 5, "generate_kwargs": {"max_new_tokens": 6}}, "in generate_kwargs: max_new_tokens"),
     ([CocoaLLM], {"no_repeat_ngram_size": 3, "do_sample": True}, "give do_sample, no_repeat_ngram_size in generate_k"),
+    ([CocoaLLM], LOADED, "tokenizer"),
+    ([CocoaLLM], {**LOADED, "tokenizer": tiny_tokenizer(), "model_kwargs": {"a": 1}}, "model= is given, so model_kw"),
+    ([CocoaLLM], {**LOADED, "tokenizer": tiny_tokenizer(), "tokenizer_kwargs": {"a": 1}}, "tokenizer= is given, so to"),
+    (FROM_ID, {"task": "summarization"}, "task='summarization' is not supported; only 'text-generation' is"),
+    (FROM_ID, {"backend": "openvino"}, "backend='openvino' is not supported"),
+    (FROM_ID, {"device": 0, "device_map": "cpu"}, "device and device_map are both given"),
+    (FROM_ID, {"pipeline_kwargs": {"top_k": 50}}, r"top_k=50 \(gamma and max_candidates"),
+    (FROM_ID, {"pipeline_kwargs": {"return_full_text": True}}, "answers do not repeat the prompt"),
+    (FROM_ID, {"pipeline_kwargs": {"alpha": 1.0}, "alpha": 2.0}, "alpha is given in pipeline_kwargs and elsewhere too"),
+    (FROM_ID, {"model": "other"}, "model and model_id are the same option"),
+    (FROM_ID, {"alhpa": 1.0}, "did you mean 'alpha'"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "options", "message"), [(kind, *row) for kinds, *row in BAD for kind in kinds])
 def test_bad_options_of_a_constructor(kind: Any, options: dict[str, Any], message: str, quick: CocoaEngine) -> None:
     with pytest.raises(ConfigError, match=message):
-        kind(**{"engine": quick, **options})
+        kind(**({} if kind in FROM_ID else {"engine": quick}) | options)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +201,7 @@ async def test_bad_options_of_a_call(
         model.batch(["Hi"], **options)
 
 
-def test_tools_are_refused_by_a_text_model(quick: CocoaEngine) -> None:
+def test_tools_and_templates_are_refused_by_a_text_model(quick: CocoaEngine) -> None:
     llm = LangChainLLM(engine=quick)
     for options in ({"tools": [{}]}, {"response_format": {"type": "json_object"}}, {"tool_choice": "any"}):
         with pytest.raises(UnsupportedFeatureError, match=next(iter(options))):
@@ -197,6 +210,9 @@ def test_tools_are_refused_by_a_text_model(quick: CocoaEngine) -> None:
         llm.bind_tools([], response_format={"type": "json_object"})
     with pytest.raises(UnsupportedFeatureError, match="constrain"):
         llm.with_structured_output({"title": "Answer", "type": "object"})
+    for model in (llm, CocoaLLM(engine=quick)):  # of the text, which is in no template
+        with pytest.raises(ConfigError, match="unknown option 'enable_thinking'"):
+            completed(model, enable_thinking=False)
 
 
 @each_model
@@ -211,26 +227,27 @@ def test_none_is_not_given_and_no_tools_are_no_tools(kind: Any, quick: CocoaEngi
     assert model.bind_tools(**nothing) is model
 
 
-@each_model
+@each_kind
 def test_callables_of_transformers_act(kind: Any, quick: CocoaEngine) -> None:
-    model = kind(engine=quick, max_tokens=6)
-    plain = model.generate_prompt([model._convert_input("Hi")]).generations[0][0]
-    first = to_dicts(get_spans(plain))[0]["text"][0]
-
-    def text(model: Any, **options: Any) -> str:
-        return model.generate_prompt([model._convert_input("Hi")], **options).generations[0][0].text
-
-    [banned] = quick.encode(first, add_special_tokens=False)
-    ban = SuppressTokensLogitsProcessor([banned])
-    assert text(model, logits_processor=[ban])[0] != first
-    assert text(kind(engine=quick, max_tokens=6, logits_processor=ban)) == text(model, logits_processor=[ban])
-    criteria = StoppingCriteriaList([lambda ids, scores, **_: True])
-    assert text(model, stopping_criteria=criteria) == plain.text[:1]
-    stopping = kind(engine=quick, max_tokens=6, stopping_criteria=criteria)
-    assert text(stopping) == plain.text[:1]
-    assert text(stopping, stopping_criteria=[]) == plain.text
-    for dump in (repr(stopping), str(dumpd(stopping)), str(stopping.model_dump())):
-        assert "stopping_criteria" not in dump
+    model, text = kind(engine=quick, max_tokens=6), completed
+    plain = text(model)
+    [banned] = quick.encode(plain[0], add_special_tokens=False)
+    ban, criteria = SuppressTokensLogitsProcessor([banned]), StoppingCriteriaList([lambda ids, scores, **_: True])
+    assert text(model, logits_processor=[ban])[0] != plain[0]
+    assert text(model, stopping_criteria=criteria) == plain[:1]
+    if kind is CocoaLLM:
+        limit = MaxLengthCriteria(len(quick.encode("Hi")) + 3)
+        assert text(model, stopping_criteria=[limit]) == plain[:3]
+    for name, value, changed in (
+        ("logits_processor", ban, text(model, logits_processor=[ban])),
+        ("stopping_criteria", criteria, plain[:1]),
+    ):
+        options = {"generate_kwargs": {name: value}} if kind is CocoaLLM else {name: value}
+        changing = kind(engine=quick, max_tokens=6, **options)
+        assert text(changing) == text(changing) == changed
+        assert text(changing, **{name: []}) == plain  # instead of the constructor's
+        of_langchain = (repr(changing), str(dumpd(changing)), str(changing.model_dump()))
+        assert name not in (changing.to_json() if kind is CocoaLLM else "".join(of_langchain))
 
 
 @each_model
@@ -265,13 +282,6 @@ def test_loading_options_reach_the_engine(kind: Any, loads: list[dict[str, Any]]
     assert model.load().calibrator == RiskCalibrator.load(calibrator)
     own = {"model_kwargs": {"revision": "main", "token": "hf_secret"}}
     assert loads == [{"model_name": "a", "runtime": Runtime(**runtime), **own, **options}]
-
-
-@each_model
-def test_tokens_of_the_hub_are_shown_nowhere(kind: Any) -> None:
-    for secret in ({"api_key": "hf_secret"}, {"model_kwargs": {"token": "hf_secret"}}):
-        model = kind(model="a", **secret)
-        assert "hf_secret" not in f"{model!r} {model} {model._identifying_params} {dumpd(model)}"
 
 
 def test_a_failed_load_is_tried_again_and_a_model_nobody_holds_is_let_go(
@@ -322,15 +332,6 @@ def test_a_context_window_above_that_of_the_model(engine: CocoaEngine, caplog: p
     assert f"is more than the model's {limit} tokens" in caplog.text
 
 
-def test_a_model_needs_a_tokenizer(engine: CocoaEngine) -> None:
-    with pytest.raises(ConfigError, match="tokenizer"):
-        CocoaLLM(model=engine.model)
-    with pytest.raises(ConfigError, match="model= is given, so model_kwargs would"):
-        CocoaLLM(model=engine.model, tokenizer=engine.tokenizer, model_kwargs={"dtype": "float16"})
-    with pytest.raises(ConfigError, match="tokenizer= is given, so tokenizer_kwargs would"):
-        CocoaLLM(model=engine.model, tokenizer=engine.tokenizer, tokenizer_kwargs={"use_fast": False})
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return Path(save_model(tmp_path))
@@ -343,16 +344,20 @@ def test_a_model_and_its_dtype_by_name(folder: Path) -> None:
     assert (again.engine.model.dtype, again.model_name) == (torch.bfloat16, str(folder))
 
 
-def test_secrets_show_nowhere(folder: Path) -> None:
-    secret = {"token": "hf_secret"}
-    llm = CocoaLLM(
-        model_name=str(folder), model_kwargs={**secret, "attn_implementation": "eager"}, tokenizer_kwargs=secret
-    )
-    payload = getattr(llm, "to_payload", dict)()  # older versions have none
-    for shown in (repr(llm), str(llm), llm.to_json(), str(llm.to_dict()), llm.model_dump_json(), str(payload)):
-        assert "hf_secret" not in shown
-    assert llm.model_kwargs["token"] == "hf_secret"
-    assert llm.to_dict()["model_kwargs"] == {"attn_implementation": "eager"}
+@each_kind
+def test_secrets_show_nowhere(kind: Any, folder: Path) -> None:
+    secret, own = {"token": "hf_secret"}, {"attn_implementation": "eager"}
+    for options in ({"api_key": "hf_secret"}, {"model_kwargs": {**secret, **own}, "tokenizer_kwargs": secret}):
+        model = kind(model=str(folder), **options)
+        shown = [repr(model), str(model), model.model_dump_json(exclude={"callbacks"}), str(model.model_dump())]
+        if kind is CocoaLLM:
+            payload = getattr(model, "to_payload", dict)()  # older versions have none
+            shown += [model.to_json(), str(model.to_dict()), str(payload)]
+            assert "api_key" in options or model.to_dict()["model_kwargs"] == own
+        else:
+            shown += [str(model._identifying_params), str(dumpd(model))]
+        assert "hf_secret" not in "".join(shown)
+        assert "api_key" in options or model.model_kwargs["token"] == "hf_secret"
 
 
 def test_is_chat_model_follows_the_tokenizer_unless_completions_are_wrapped(engine: CocoaEngine) -> None:
@@ -426,23 +431,9 @@ def test_keywords_with_values_that_are_found_wrong_late(engine: CocoaEngine) -> 
             CocoaLLM(engine=engine, max_new_tokens=2, generate_kwargs={name: value}).complete(PROMPT)
 
 
-def test_a_keyword_of_a_call_replaces_the_constructor_s(engine: CocoaEngine) -> None:
-    standing, own = list[Any](), list[Any]()
-    llm = CocoaLLM(engine=engine, max_new_tokens=2, generate_kwargs={"logits_processor": [Asks(standing.append)]})
-    llm.complete(PROMPT, logits_processor=[Asks(own.append)])
-    assert own
-    assert not standing
-    llm.complete(PROMPT)
-    assert standing
-
-
 @pytest.mark.parametrize(
     ("keyword", "message"),
     [
-        ({"top_p": 0.9}, "gamma"),
-        ({"top_k": 50}, "gamma"),
-        ({"num_beams": 4}, "max_candidates"),
-        ({"max_length": 100}, "max_new_tokens"),
         ({"penalty_alpha": 0.6}, "not supported"),
         ({"tools": []}, "chat_with_tools"),
         ({"repetition_penalty": -1.0}, "repetition_penalty"),
@@ -471,11 +462,6 @@ def test_pickle_weights_are_read_only_if_allowed(folder: Path) -> None:
     with pytest.raises(ModelLoadError, match="allow_pickle=True"):
         CocoaLLM(model_name=str(folder))
     assert CocoaLLM(model_name=str(folder), allow_pickle=True, device_map=None).engine.model is not None
-
-
-def test_stopping_criteria_of_transformers(llm: CocoaLLM, engine: CocoaEngine) -> None:
-    limit = MaxLengthCriteria(len(engine.encode(PROMPT)) + 3)
-    assert llm.complete(PROMPT, stopping_criteria=[limit]).raw["usage"]["completion_tokens"] == 3  # type: ignore[index]
 
 
 VALUES: dict[str, Any] = {
@@ -546,7 +532,8 @@ def test_the_method_sample_takes_top_p_and_top_k(quick: CocoaEngine) -> None:
 
 
 def completed(model: Any, **options: Any) -> str:
-    return str(model.complete("Hi", **options).text if isinstance(model, CocoaLLM) else model.invoke("Hi", **options))
+    answer = model.complete("Hi", **options) if isinstance(model, CocoaLLM) else model.invoke("Hi", **options)
+    return answer if isinstance(answer, str) else str(answer.text)
 
 
 @each_model
@@ -578,22 +565,3 @@ def test_from_model_id_is_the_constructor(kind: Any) -> None:
     greedy = kind.from_model_id("org/name", pipeline_kwargs={"do_sample": False, "temperature": 0.7})
     assert greedy.temperature == 0
     assert LangChainLLM.from_model_id("org/name", batch_size=2).batch_size == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"task": "summarization"}, "task='summarization' is not supported; only 'text-generation' is"),
-        ({"backend": "openvino"}, "backend='openvino' is not supported"),
-        ({"device": 0, "device_map": "cpu"}, "device and device_map are both given"),
-        ({"pipeline_kwargs": {"top_k": 50}}, r"top_k=50 \(gamma and max_candidates"),
-        ({"pipeline_kwargs": {"return_full_text": True}}, "answers do not repeat the prompt"),
-        ({"pipeline_kwargs": {"alpha": 1.0}, "alpha": 2.0}, "alpha is given in pipeline_kwargs and elsewhere too"),
-        ({"model": "other"}, "model and model_id are the same option"),
-        ({"alhpa": 1.0}, "did you mean 'alpha'"),
-    ],
-)
-@each_model
-def test_from_model_id_refuses_what_is_not_supported(kind: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        kind.from_model_id("org/name", **options)

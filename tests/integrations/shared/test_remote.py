@@ -221,20 +221,37 @@ def test_a_required_call_has_the_risk_of_each_argument(engine: CocoaEngine, url:
     assert [*argument_risks(remote)] == [call["id"] for call in calls]
 
 
+CALL = '<tool_call>\n{"name": "look_up", "arguments": '
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("written", ['{"place": "the red', ""])
-def test_a_call_that_was_cut_off_is_invalid_for_the_same_reason(written: str) -> None:
-    engine = speaker('<tool_call>\n{"name": "look_up", "arguments": ' + written)
+@pytest.mark.parametrize(
+    ("says", "limit", "content", "made"),
+    [
+        (CALL + '{"place": "the red', 60, "", []),
+        (CALL, 60, "", []),
+        (
+            f'<tool_call>{{"place": "red"}}</tool_call>{CALL}{{"place": "loaf"}}}}</tool_call>{CALL}{{"place": "the',
+            *(200, '{"place": "red"}', ["loaf"]),
+        ),
+    ],
+)
+def test_calls_that_are_cut_off_or_not_sent_are_those_of_this_process(
+    says: str, limit: int, content: str, made: list[str]
+) -> None:
+    engine = speaker(says)
     with serving(engine) as url:
-        here, there = here_and_there(engine, url, max_tokens=60)
+        here, there = here_and_there(engine, url, max_tokens=limit)
         own, remote = (chat.bind_tools([look_up]) for chat in (here, there))
-        answer = remote.invoke("Where?")
-        assert [call["name"] for call in answer.invalid_tool_calls] == ["look_up"]
-        assert_same(own.invoke("Where?"), answer)
-        streamed = joined(list(remote.stream("Where?")))
-    assert streamed.tool_calls == []
-    assert len(streamed.invalid_tool_calls) == 1
-    assert get_risk(streamed).to_dict()["tool_calls"][0]["error"] == answer.invalid_tool_calls[0]["error"]
+        answer, streamed = remote.invoke("Where?"), joined(list(remote.stream("Where?")))
+        if not made:  # a call without a name is text there
+            assert_same(own.invoke("Where?"), answer)
+    [error] = [call["error"] for call in answer.invalid_tool_calls]
+    for each in (answer, streamed):
+        assert each.content == content
+        assert [call["args"] for call in each.tool_calls] == [{"place": place} for place in made]
+        assert [call["name"] for call in each.invalid_tool_calls] == ["look_up"]
+        assert get_risk(each).to_dict()["tool_calls"][-1]["error"] == error
 
 
 async def test_the_reasoning_is_where_it_is_in_this_process() -> None:
@@ -340,13 +357,6 @@ def test_models_with_other_settings_do_not_share_cached_answers(url: str, sent: 
     assert len(sent) == 2
 
 
-def test_there_is_no_tokenizer(url: str) -> None:
-    with pytest.raises(UnsupportedFeatureError, match="needs the engine"):
-        ChatCocoa(base_url=url).get_num_tokens("Hi")
-    counted = ChatCocoa(base_url=url, custom_get_token_ids=lambda text: [1] * len(text))
-    assert counted.get_num_tokens_from_messages([HumanMessage("Hi"), AIMessage("Ho!")]) == 5
-
-
 # Errors.
 
 
@@ -385,14 +395,10 @@ async def test_errors_of_the_server_are_those_of_openai_with_its_message(engine:
         gone.invoke("Hi")
 
 
-def test_an_answer_that_is_left_has_a_partial_report_and_ends_at_the_server(engine: CocoaEngine, url: str) -> None:
-    with get_risk_callback() as risk:
-        stream = ChatCocoa(base_url=url, max_tokens=1000).stream(QUESTION)
-        next(stream)
-        stream.close()
-    [report] = risk.reports
-    assert report.partial
-    assert report.spans
+def test_an_answer_that_is_left_ends_at_the_server(engine: CocoaEngine, url: str) -> None:
+    stream = ChatCocoa(base_url=url, max_tokens=1000).stream(QUESTION)
+    assert get_spans(next(stream))
+    stream.close()
     wait_until(lambda: sequences_running(engine) == 0)
 
 
@@ -479,17 +485,7 @@ async def test_passages_are_attended_to_at_the_server(seeing: tuple[ChatCocoa, C
         assert all(len(span["passage_attention"]) == 3 for span in to_dicts(get_spans(message)))
 
 
-def test_sources_that_the_server_cannot_see_are_not_cited(
-    seeing: tuple[ChatCocoa, ChatCocoa], caplog: pytest.LogCaptureFixture
-) -> None:
-    prompt = ChatPromptTemplate.from_template("{context}\n{question}")
-    chain = with_citations(prompt, seeing[1], format_documents=lambda documents: f"{len(documents)} documents")
-    message = chain.invoke({"context": [Document("the red one")], "question": "Who is it?"})
-    assert message.response_metadata["cocoa_citations"] == []
-    assert "some sources are not cited, because the prompt does not have" in caplog.text
-
-
-async def test_a_template_at_the_server_may_change_the_sources(
+async def test_sources_that_the_prompt_at_the_server_does_not_have_are_not_cited(
     engine: CocoaEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizer = copy.deepcopy(engine.tokenizer)
@@ -498,39 +494,37 @@ async def test_a_template_at_the_server_may_change_the_sources(
     values = {"context": [Document("the red one")], "question": "Who is it?"}
     with serving(CocoaEngine(engine.model, tokenizer)) as url:
         chat = ChatCocoa(base_url=url, max_tokens=4, timeout=60)
-        for message in (
-            with_citations(prompt, chat).invoke(values),
-            await with_citations(prompt, chat).ainvoke(values),
-        ):
-            assert message.response_metadata["cocoa_citations"] == []
+        hidden = with_citations(prompt, chat, format_documents=lambda documents: f"{len(documents)} documents")
+        for chain in (with_citations(prompt, chat), hidden):
+            for message in (chain.invoke(values), await chain.ainvoke(values)):
+                assert message.response_metadata["cocoa_citations"] == []
         with pytest.raises(openai.BadRequestError, match="is not in the prompt"):
             with_citations(prompt, chat, by="attention").invoke(values)
-    assert caplog.text.count("some sources are not cited") == 2
+    assert caplog.text.count("some sources are not cited") == 4
 
 
-def test_what_feeds_the_answer_again_needs_the_model(url: str) -> None:
+def test_what_needs_the_model_in_this_process(url: str) -> None:
     there, prompt = ChatCocoa(base_url=url), ChatPromptTemplate.from_template("{context}\n{question}")
     with pytest.raises(ConfigError, match="measured with a ChatCocoa in this process"):
         context_lift(cast(Any, there), AIMessage("Hi"), "a", "b")
     with pytest.raises(ConfigError, match="context_lift is measured on a model in this process"):
         with_risk_retry(RunnableLambda(lambda _: []), prompt, there, context_lift=True, top_k_growth=1)
+    with pytest.raises(UnsupportedFeatureError, match="needs the engine"):
+        there.get_num_tokens("Hi")
+    counted = ChatCocoa(base_url=url, custom_get_token_ids=lambda text: [1] * len(text))
+    assert counted.get_num_tokens_from_messages([HumanMessage("Hi"), AIMessage("Ho!")]) == 5
 
+    class Asking(CustomQueryEngine):
+        llm: Any
 
-@pytest.mark.slow
-def test_calls_that_are_not_sent_are_text_in_streams_too() -> None:
-    call = '{"name": "look_up", "arguments": {"place": "the'
-    engine = speaker(
-        f'<tool_call>{{"place": "red"}}</tool_call><tool_call>{call} loaf"}}}}</tool_call><tool_call>{call}'
-    )
-    with serving(engine) as url:
-        _, there = here_and_there(engine, url, max_tokens=200)
-        remote = there.bind_tools([look_up])
-        whole, streamed = remote.invoke("Where?"), joined(list(remote.stream("Where?")))
-    for answer in (whole, streamed):
-        assert answer.content == '{"place": "red"}'
-        assert [made["args"] for made in answer.tool_calls] == [{"place": "the loaf"}]
-        [cut] = answer.invalid_tool_calls
-        assert str(cut["args"]).startswith('{"place": "the')
+        def custom_query(self, query_str: str) -> Any:
+            return self.llm.chat([ChatMessage(query_str)]).message.content
+
+    engine = RiskQueryEngine(Asking(llm=LlamaIndexLLM(base_url=url, max_tokens=12)), context_lift=True)
+    with pytest.warns(MissingRiskWarning, match="no context lift and no citations"):
+        response = engine.query("Hi")
+    assert response.metadata is not None
+    assert response.metadata["cocoa_risk"]["spans"]
 
 
 def nodes_of(*texts: str) -> list[NodeWithScore]:
@@ -555,34 +549,16 @@ async def test_retrieved_nodes_in_the_messages_are_sent_as_sources(url: str, sen
     assert sent[-1]["cocoa"]["source"] == ["yes", *(f"{number:03}" for number in range(255))]  # what a server takes
     counts = [{len(span.passage_attention or ()) for span in report.spans} for report in reports]
     assert counts == [{0}, *[{2}] * 4, {1}, {256}]
+    with (answers := Answers(lift=False)):  # of two nodes with one id the first counts
+        add_nodes([*nodes_of("yes", "no"), NodeWithScore(node=TextNode(id_="yes", text="it"))])
+    assert [node.text for node in answers.nodes or ()] == [" yes\n", " no\n"]
 
 
 def test_the_context_window_is_that_of_the_server(engine: CocoaEngine, url: str, sent: list[Any]) -> None:
     llm = LlamaIndexLLM(base_url=url)
-    assert llm.metadata.context_window == engine.context_window
-    assert llm.metadata.is_chat_model
-    assert llm.metadata.is_function_calling_model
-    assert llm.metadata.num_output == 256
-    assert len(sent) == 1  # asked once
+    about = llm.metadata
+    assert (about.context_window, about.num_output) == (engine.context_window, 256)
+    assert about.is_chat_model
+    assert about.is_function_calling_model
     assert LlamaIndexLLM(base_url=url, context_window=100).metadata.context_window == 100
-    assert len(sent) == 1
-
-
-def test_context_lift_needs_the_model_in_this_process(url: str) -> None:
-    class Asking(CustomQueryEngine):
-        llm: Any
-
-        def custom_query(self, query_str: str) -> Any:
-            return self.llm.chat([ChatMessage(query_str)]).message.content
-
-    engine = RiskQueryEngine(Asking(llm=LlamaIndexLLM(base_url=url, max_tokens=12)), context_lift=True)
-    with pytest.warns(MissingRiskWarning, match="no context lift and no citations"):
-        response = engine.query("Hi")
-    assert response.metadata is not None
-    assert response.metadata["cocoa_risk"]["spans"]
-
-
-def test_of_two_nodes_with_one_id_the_first_counts() -> None:
-    with (answers := Answers(lift=False)):
-        add_nodes([*nodes_of("yes", "no"), NodeWithScore(node=TextNode(id_="yes", text="it"))])
-    assert [node.text for node in answers.nodes or ()] == [" yes\n", " no\n"]
+    assert len(sent) == 1  # asked once

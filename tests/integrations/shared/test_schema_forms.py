@@ -435,38 +435,53 @@ def llm() -> CocoaLLM:
     return CocoaLLM(engine=engine_for_schemas())
 
 
-def rows(*tables: dict[str, tuple[Any, list[Any], list[Any]]]) -> list[Any]:
-    return [pytest.param(*row, id=name) for table in tables for name, row in table.items()]
+def rows(table: dict[str, tuple[Any, list[Any], list[Any]]]) -> list[Any]:
+    return [pytest.param(*row, id=name) for name, row in table.items()]
 
 
-@pytest.mark.parametrize(("form", "passing", "failing"), rows(TYPES, FUNCTIONS, LANGCHAIN_TOOLS))
-def test_tools_of_langchain(chat: ChatCocoa, form: Any, passing: list[Any], failing: list[Any]) -> None:
-    check(asked_of_langchain(chat.bind_tools([form], tool_choice="any")), passing, failing)
-    check(tool_request({"tools": [form]}), passing, failing)
+def as_tool(form: Any) -> list[ToolRequest]:
+    chat = ChatCocoa(engine=engine_for_schemas())
+    return [asked_of_langchain(chat.bind_tools([form], tool_choice="any")), tool_request({"tools": [form]})]
 
 
-@pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
+def as_structured_output(form: Any, *methods: Any) -> list[ToolRequest]:
+    chat = ChatCocoa(engine=engine_for_schemas())
+    return [asked_of_langchain(chat.with_structured_output(form, method=method)) for method in methods]
+
+
+def as_tool_of_llama_index(tool: FunctionTool) -> list[ToolRequest]:
+    prepared = CocoaLLM(engine=engine_for_schemas())._prepare_chat_with_tools([tool], "Hi", tool_required=True)
+    return [split_tools({name: prepared[name] for name in ("tools", "tool_choice")})[0]]
+
+
+METHODS = ("json_schema", "function_calling")
+PYDANTIC = {name: row for name, row in TYPES.items() if isinstance(row[0], type) and issubclass(row[0], BaseModel)}
+DOORS: list[tuple[Callable[[Any], list[ToolRequest]], dict[str, tuple[Any, list[Any], list[Any]]]]] = [
+    (as_tool, TYPES | FUNCTIONS | LANGCHAIN_TOOLS),
+    (
+        lambda form: [*as_tool(form)[:1], *as_structured_output(form, *METHODS)],
+        {name: (form, *PEOPLE) for name, form in WRAPPED.items()},
+    ),
+    (lambda form: as_structured_output(form, *METHODS), TYPES),
+    (lambda form: as_structured_output(form, "json_schema"), VALUES | RESPONSE_FORMATS),
+    (lambda form: as_tool_of_llama_index(get_function_tool(form)), PYDANTIC),
+    (lambda form: as_tool_of_llama_index(FunctionTool.from_defaults(form, partial_params={"run": ""})), FUNCTIONS),
+]
+
+
+@pytest.mark.parametrize(
+    ("door", "form", "passing", "failing"),
+    [pytest.param(door, *row, id=name) for door, table in DOORS for name, row in table.items()],
+)
+def test_forms_at_every_door(door: Any, form: Any, passing: list[Any], failing: list[Any]) -> None:
+    for request in door(form):
+        check(request, passing, failing)
+
+
 @pytest.mark.parametrize(("form", "passing", "failing"), rows(TYPES))
-def test_types_as_structured_output_of_langchain(
-    chat: ChatCocoa, form: Any, passing: list[Any], failing: list[Any], method: Any
-) -> None:
-    request = asked_of_langchain(chat.with_structured_output(form, method=method))
-    check(request, passing, failing, in_prompt=method != "json_mode")
-
-
-@pytest.mark.parametrize(("form", "passing", "failing"), rows(VALUES, RESPONSE_FORMATS))
-def test_other_values_as_structured_output_of_langchain(
-    chat: ChatCocoa, form: Any, passing: list[Any], failing: list[Any]
-) -> None:
-    check(asked_of_langchain(chat.with_structured_output(form)), passing, failing)
-
-
-@pytest.mark.parametrize("name", WRAPPED)
-def test_functions_in_json(chat: ChatCocoa, name: str) -> None:
-    form = WRAPPED[name]
-    check(asked_of_langchain(chat.bind_tools([form], tool_choice="any")), *PEOPLE)
-    for method in ("json_schema", "function_calling"):
-        check(asked_of_langchain(chat.with_structured_output(form, method=method)), *PEOPLE)  # type: ignore[arg-type]
+def test_types_in_json_mode(form: Any, passing: list[Any], failing: list[Any]) -> None:
+    [request] = as_structured_output(form, "json_mode")
+    check(request, passing, failing, in_prompt=False)
 
 
 @pytest.mark.parametrize(("schema", "passing", "failing"), rows(IN_JSON))
@@ -494,21 +509,6 @@ def test_json_schemas_at_every_door(
     if "#/properties" not in json.dumps(schema):
         lists, wrong = [[value, None] for value in passing], [[value] for value in failing]
         check(asked_of_langchain(chat.with_structured_output(nested)), lists, wrong)
-
-
-@pytest.mark.parametrize(
-    ("form", "passing", "failing"),
-    rows({name: row for name, row in TYPES.items() if isinstance(row[0], type) and issubclass(row[0], BaseModel)}),
-)
-def test_types_of_llama_index(llm: CocoaLLM, form: Any, passing: list[Any], failing: list[Any]) -> None:
-    prepared = llm._prepare_chat_with_tools([get_function_tool(form)], "Hi", tool_required=True)
-    check(split_tools({name: prepared[name] for name in ("tools", "tool_choice")})[0], passing, failing)
-
-
-@pytest.mark.parametrize(("form", "passing", "failing"), rows(FUNCTIONS))
-def test_tools_of_llama_index(llm: CocoaLLM, form: Any, passing: list[Any], failing: list[Any]) -> None:
-    prepared = llm._prepare_chat_with_tools([FunctionTool.from_defaults(form, partial_params={"run": ""})], "Hi")
-    check(split_tools({"tools": prepared["tools"]})[0], passing, failing)
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])

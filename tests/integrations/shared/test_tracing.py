@@ -7,6 +7,7 @@ import gc
 import inspect
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,12 +91,25 @@ async def called(models: SimpleNamespace, model: str, method: str) -> None:
         _ = list(made)
 
 
+@pytest.mark.parametrize("is_instrumented", [False, True])
 @pytest.mark.parametrize(("model", "method"), OF_LANGCHAIN + OF_LLAMA_INDEX)
-async def test_the_callers_span_gets_the_risk(model: str, method: str, models: SimpleNamespace, tracer: Tracer) -> None:
-    with get_risk_callback() as risk, collect_risk() as reports, tracer.span("call"):
+async def test_the_span_that_is_current_gets_the_risk(
+    model: str, method: str, is_instrumented: bool, models: SimpleNamespace, tracer: Tracer
+) -> None:
+    """That of LlamaIndex's instrumentation, even where a stream is read later; those of LangChain's never are."""
+    package, name = ("llama_index", "LlamaIndex") if model == "index" else ("langchain", "LangChain")
+    instrumentor = (f"openinference.instrumentation.{package}", f"{name}Instrumentor", tracer)
+    with (
+        instrumented(*instrumentor) if is_instrumented else nullcontext(),
+        get_risk_callback() as risk,
+        collect_risk() as reports,
+        tracer.span("call"),
+    ):
         await called(models, model, method)
     [report] = risk.reports + reports
-    assert tracer.attributes() == expected_of(report)
+    [(name, attributes)] = tracer.with_risk()
+    assert name.startswith("CocoaLLM.") if model == "index" and is_instrumented else name == "call"
+    assert attributes == expected_of(report)
 
 
 def test_answers_under_one_span_are_summed_up(models: SimpleNamespace, tracer: Tracer) -> None:
@@ -120,21 +134,6 @@ def test_a_stream_belongs_to_the_span_in_which_it_began(
     [report] = risk.reports + reports
     assert tracer.attributes() == expected_of(report)
     assert tracer.attributes("reader") == {}
-
-
-@pytest.mark.parametrize(("model", "method"), OF_LANGCHAIN + OF_LLAMA_INDEX)
-async def test_beside_an_instrumentation_the_span_that_is_current_has_it(
-    model: str, method: str, models: SimpleNamespace, tracer: Tracer
-) -> None:
-    """That of LlamaIndex is no longer current when a stream is read; those of LangChain never are."""
-    package = "llama_index" if model == "index" else "langchain"
-    instrumentor = "LlamaIndexInstrumentor" if model == "index" else "LangChainInstrumentor"
-    instrumentation = instrumented(f"openinference.instrumentation.{package}", instrumentor, tracer)
-    with instrumentation, get_risk_callback() as risk, collect_risk() as reports, tracer.span("call"):
-        await called(models, model, method)
-    [(name, attributes)] = tracer.with_risk()
-    assert name.startswith("CocoaLLM.") if model == "index" else name == "call"
-    assert attributes == expected_of(*risk.reports, *reports)
 
 
 def test_a_span_that_has_ended_and_a_broken_stream_get_nothing(models: SimpleNamespace, tracer: Tracer) -> None:

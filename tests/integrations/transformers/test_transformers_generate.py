@@ -30,13 +30,11 @@ from tests.helpers.alike import assert_alike, near
 from tests.helpers.hooks import hook_count
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.model_folders import TEMPLATE
-from tests.helpers.prompts import PROMPTS
 from tests.helpers.tiny_models import EOS, PAD, VOCAB_SIZE, tiny_model, tiny_tokenizer
 
 SHORT: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
 BOTH = ["Once upon a time", "Who?"]
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 1.5, "top_p": 0.8, "max_new_tokens": 16}
-REAL = [PROMPTS["question"], PROMPTS["story"]]
 
 
 @pytest.fixture(scope="module")
@@ -67,41 +65,34 @@ def answers(sequences: Tensor, rows: Sequence[Sequence[int]], expected: Sequence
         assert row[width - len(ids) :] == [*ids, *each.token_ids, *[pad] * (longest - len(each.token_ids))]
 
 
-@pytest.mark.parametrize("settings", [{"method": "dola", "dola_layers": "low"}, {"alpha": 6.0, "metric": "con_mlds"}])
-def test_the_real_model_answers_as_the_engine(engine: CocoaEngine, settings: dict[str, Any]) -> None:
-    rows = [engine.encode(prompt) for prompt in REAL]
-    expected = engine.generate_batch(rows, max_new_tokens=10, **settings)
-    options = {**SHORT, **settings, "max_new_tokens": 10}
-    pad = int(engine.tokenizer.pad_token_id)
-    before = hook_count(engine.model)
-    answers(engine.model.generate(**padded(rows, pad), custom_generate=cocoa, **options), rows, expected, pad)
-    alone = engine.model.generate(
-        torch.tensor(rows[:1]), custom_generate=Cocoa(**settings), max_new_tokens=10, do_sample=False
-    )
-    answers(alone, rows[:1], expected[:1], pad)
-    assert hook_count(engine.model) == before
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["gpt2", "qwen3", "mamba"])
-def test_tiny_models_answer_as_the_engine(architecture: str) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("gpt2", {"method": "dola", "dola_layers": "low"}),
+        ("qwen3", {"max_span_tokens": 4, "gamma": 0.2}),
+        ("mamba", {"alpha": 6.0, "metric": "con_mlds"}),
+    ],
+)
+def test_tiny_models_answer_as_the_engine(architecture: str, settings: dict[str, Any]) -> None:
     model, tokenizer, rows = tiny_model(architecture, seed=6), tiny_tokenizer(), prompts(4)
-    settings: dict[str, Any] = {"max_span_tokens": 4, "gamma": 0.2}
     expected = CocoaEngine(model, tokenizer).generate_batch(rows, max_new_tokens=16, **settings)
-    inputs = padded(rows)
-    output = model.generate(
-        **inputs, custom_generate=Cocoa(tokenizer=tokenizer), return_dict_in_generate=True, **SHORT, **settings
-    )
-    assert isinstance(output, CocoaGenerateOutput)
-    answers(output.sequences, rows, expected, PAD)
     assert {each.finish_reason for each in expected} >= {"length"}
-    assert output.generations is not None
-    for generation, one in zip(output.generations, expected, strict=True):
-        assert generation.max_risk == near(one.max_risk)
-        assert_alike(generation.model_copy(update={"config": one.config}), one)
-    untold = model.generate(**inputs, custom_generate=cocoa, return_dict_in_generate=True, **SHORT, **settings)
-    answers(untold.sequences, rows, expected, PAD)
-    assert {span.text for each in untold.generations for span in each.spans} == {""}
+    before = hook_count(model)
+    for cocoas, texts in ((Cocoa(tokenizer=tokenizer, **settings), True), (cocoa, False)):
+        options = {} if texts else settings
+        output = model.generate(
+            **padded(rows), custom_generate=cocoas, return_dict_in_generate=True, **SHORT, **options
+        )
+        assert isinstance(output, CocoaGenerateOutput)
+        answers(output.sequences, rows, expected, PAD)
+        assert output.generations is not None
+        for generation, one in zip(output.generations, expected, strict=True):
+            assert generation.max_risk == near(one.max_risk)
+            if texts:
+                assert_alike(generation.model_copy(update={"config": one.config}), one)
+        assert texts or {span.text for each in output.generations for span in each.spans} == {""}
+    assert hook_count(model) == before
 
 
 @pytest.mark.slow
@@ -181,14 +172,13 @@ def test_spans_and_tokens_are_sampled(tiny: CocoaEngine, settings: dict[str, Any
     answers(tiny.model.generate(**padded(rows), custom_generate=cocoa, **options), rows, sampled, PAD)
 
 
-def test_a_streamer_gets_the_prompt_then_each_token(engine: CocoaEngine) -> None:
-    ids = torch.tensor([engine.encode(PROMPTS["question"])])
-    streamer = TextIteratorStreamer(engine.tokenizer, skip_prompt=True, timeout=1)
-    sequences = engine.model.generate(ids, custom_generate=cocoa, streamer=streamer, **SHORT)
-    text = engine.tokenizer.decode(sequences[0, ids.shape[1] :])
-    assert "".join(streamer) == text
+def test_a_streamer_gets_the_prompt_then_each_token(tiny: CocoaEngine) -> None:
+    ids = torch.tensor([tiny.encode(BOTH[0])])
+    streamer = TextIteratorStreamer(tiny.tokenizer, skip_prompt=True, timeout=1)
+    sequences = tiny.model.generate(ids, custom_generate=cocoa, streamer=streamer, **SHORT)
+    assert "".join(streamer) == tiny.tokenizer.decode(sequences[0, ids.shape[1] :])
     with pytest.raises(CocoaError, match="one answer at a time"):
-        engine.model.generate(ids.repeat(2, 1), custom_generate=cocoa, streamer=Silent(), **SHORT)
+        tiny.model.generate(ids.repeat(2, 1), custom_generate=cocoa, streamer=Silent(), **SHORT)
 
 
 class Silent:
@@ -197,22 +187,23 @@ class Silent:
     def end(self) -> None: ...
 
 
-def test_risk_stops_calibrated_and_with_texts(engine: CocoaEngine) -> None:
-    calibrator = fitted(model_name=engine.model_name)
-    judge = Cocoa(
-        tokenizer=engine.tokenizer, calibrator=calibrator, max_risk=0.0, config=CocoaConfig(max_span_tokens=5)
-    )
-    ids = torch.tensor([engine.encode(PROMPTS["question"])])
-    output = engine.model.generate(ids, custom_generate=judge, return_dict_in_generate=True, **SHORT)
-    (generation,) = output.generations
+def test_risk_stops_calibrated_and_with_texts(tiny: CocoaEngine) -> None:
+    def generated(judge: Cocoa, **options: Any) -> tuple[Any, Generation]:
+        more = {**SHORT, **options, "return_dict_in_generate": True}
+        output = tiny.model.generate(ids, custom_generate=judge, **more)
+        return output.sequences[0, ids.shape[1] :], output.generations[0]
+
+    ids = torch.tensor([tiny.encode(BOTH[0])])
+    calibrator, config = fitted(model_name=tiny.model_name), CocoaConfig(max_span_tokens=5)
+    tokens, generation = generated(Cocoa(tokenizer=tiny.tokenizer, calibrator=calibrator, max_risk=0.0, config=config))
     assert (generation.finish_reason, generation.calibrated, generation.config.max_span_tokens) == ("risk", True, 5)
     assert generation.text == generation.spans[0].text != ""
-    assert output.sequences.shape[1] == ids.shape[1] + len(generation.token_ids)
-    stopped = engine.model.generate(
-        ids, custom_generate=Cocoa(tokenizer=engine.tokenizer), stop="Canberra", return_dict_in_generate=True, **SHORT
-    )
-    assert stopped.generations[0].finish_reason == "stop"
-    assert "Canberra" not in stopped.generations[0].text
+    assert tokens.tolist() == generation.token_ids
+    _, whole = generated(Cocoa(tokenizer=tiny.tokenizer))
+    _, stopped = generated(Cocoa(tokenizer=tiny.tokenizer), stop=whole.text[4:7])
+    assert stopped.finish_reason == "stop"
+    assert whole.text.startswith(stopped.text)
+    assert whole.text[4:7] not in stopped.text
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from cocoa_integrations.tool_calling.values import typed, value_at
 
 _WORD = re.compile(r"[-+.\w]*")
 _TAGS = re.compile(r"<[^<>]*>|[^<\s]+|<")
-_NAME = r"(?P<name>[^\s<>\"'{}()\[\]|][^\n<>\"'{}()\[\]|]*?)"
+_PART = r"[^\s<>\"'{}()\[\]|]+?"
+_NAME = rf"(?P<name>{_PART}(?:[^\S\n]+{_PART})*?)"
 _CDATA = "<![CDATA[", "]]>"
 _LONGEST = 120  # characters of a header with a name
 _NOT_AS_WRITTEN = "its arguments are not written as the format says"
@@ -66,8 +67,9 @@ class MarkedCalls:
             begin = last + len(lead) if last >= 0 else 0 if is_first else len(rest)
             if any(f"{name}{self._style.between}{{".startswith(rest[begin:].lstrip()) for name in self._names):
                 rest = rest[: max(last, 0)]
-        while (shorter := min((without_partial(rest.rstrip(), f"{tag}\0") for tag in self._edges), key=len)) != rest:
-            rest = shorter
+        for _ in self._edges:
+            visible = rest.rstrip()
+            rest = min((without_partial(visible, f"{tag}\0") for tag in self._edges), key=len)
         return rest
 
     @cached_property
@@ -135,7 +137,7 @@ class MarkedCalls:
 
     @cached_property
     def _after(self) -> re.Pattern[str]:
-        return re.compile(f"\\s*{_some(self._style.after) or _some(self._style.tail) or '(?!)'}")
+        return re.compile(_some(self._style.after) or _some(self._style.tail) or "(?!)")
 
     def _call(self, at: int) -> tuple[Call, int | None]:
         """The call whose name begins at an offset, and its end, once that is known."""
@@ -165,10 +167,10 @@ class MarkedCalls:
         ends = [len(self._text)]
         ends += [] if match is None else [match.start()]
         ends += [] if following is None or following.end() == following.start() else [following.start()]
-        return min(ends)
+        return at + len(self._text[at : min(ends)].rstrip())
 
     def _past(self, at: int) -> int:
-        match = self._after.match(self._text, at)
+        match = self._after.match(self._text, skip_space(self._text, at))
         return at if match is None else match.end()
 
     def _json(self, name: str, begin: int, at: int) -> tuple[Call, int | None]:
@@ -185,7 +187,7 @@ class MarkedCalls:
             arguments, written, values = arguments_of(text, value, first, members.end)
             return Call(name, written, arguments, (begin, members.end), values), self._past(members.end)
         broken = self._after.search(text, members.open_at if members.open_key is not None else members.at)
-        stop = broken.start() if broken is not None else len(text)
+        stop = first + len(text[first : broken.start()].rstrip()) if broken is not None else len(text)
         shown = stop if self._done or broken else min(len(without_partial(text, tag)) for tag in self._edges)
         error = NOT_JSON if broken else CUT_OFF
         cut = Call(name, strict_json(text[first : max(first, shown)]), None, (begin, stop), error=error)
@@ -275,7 +277,7 @@ class MarkedCalls:
         first = after.search(self._text, at)
         match = first
         following = re.compile(
-            f"\\s*(?:{_pattern(own.separator)}\\s*)?(?:{_pattern(own.before)})|{self._after.pattern}"
+            f"\\s*(?:(?:{_pattern(own.separator)}\\s*)?(?:{_pattern(own.before)})|{self._after.pattern})"
         )
         while match is not None:
             if following.match(self._text, match.end()):

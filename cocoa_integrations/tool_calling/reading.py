@@ -35,7 +35,7 @@ _LOOKS_LIKE_A_CALL = (
     r'"(?:tool_)?name"\s*:\s*"NAME"\s*,\s*"(?:arguments|parameters)"'
     r"|(?:<[a-z:_]*(?:tool_call|function|invoke)\b[^<>\n]{0,20}>?|\[TOOL_CALLS\]\W{0,3})\s*[\"']?NAME\b"
 )
-_MEANT = re.compile(r'^[ \t]*(?:```[a-z_]*\s*)?(?=\[?\s*\{\s*"(?:name|arguments|parameters)")', re.MULTILINE)
+_MEANT = re.compile(r'^[ \t]*(?:```[a-z_]*\s*)?(?=(?:\[\s*)?\{\s*"(?:name|arguments|parameters)")', re.MULTILINE)
 _MEANT_BEGINS = re.compile(r'^[ \t]*(?:`{1,2}|(?:```[a-z_]*\s*)?(?:\[\s*)?(?:\{\s*(?:"[a-z]{0,10})?)?)\Z', re.MULTILINE)
 
 
@@ -66,9 +66,10 @@ def read(
     is_bare = marked is None and not style.tagged and text.startswith(("{", "["), first)
     if is_bare and not (tag and style.opening.startswith(tag)):  # decoding may have removed the first tag
         at = answer.part(start, style.closing, names)
-    searched = at
+    searched, begin = at, -1
     while True:
-        opening = marked.opening(at) if marked else _tag(text, style.opening, at)
+        if begin != at:
+            begin, opening = at, marked.opening(at) if marked else _tag(text, style.opening, at)
         candidate = _MEANT.search(text, searched, len(text) if opening is None else opening[0]) if meant else None
         if candidate is not None:
             pieces.append(text[at : candidate.start()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -168,8 +169,8 @@ def common_prefix(texts: Iterable[str]) -> str:
     """The beginning that all texts share."""
     first, *others = texts
     for text in others:
-        shared = next((at for at, pair in enumerate(zip(first, text, strict=False)) if pair[0] != pair[1]), None)
-        first = first[: min(len(first), len(text)) if shared is None else shared]
+        sizes = range(1, len(first) + 1)
+        first = first[: bisect_left(sizes, True, key=lambda size: not text.startswith(first[:size]))]
     return first
 
 

@@ -18,8 +18,9 @@ from cocoa_integrations.tool_calling.values import typed, value_at
 
 _WORD = re.compile(r"[-+.\w]*")
 _TAGS = re.compile(r"<[^<>]*>|[^<\s]+|<")
-_PART = r"[^\s<>\"'{}()\[\]|]+?"
-_NAME = rf"(?P<name>{_PART}(?:[^\S\n]+{_PART})*?)"
+_BRACKETS = r"{}()\[\]|"
+_WORDS = r"[^\s<>\"'OTHERS]{1,256}?(?:[^\S\n]{1,8}[^\s<>\"'OTHERS]{1,256}?){0,8}?"  # bounded, so that time is linear
+_NAME = f"(?P<name>{_WORDS.replace('OTHERS', _BRACKETS)})"
 _CDATA = "<![CDATA[", "]]>"
 _LONGEST = 120  # characters of a header with a name
 _NOT_AS_WRITTEN = "its arguments are not written as the format says"
@@ -114,7 +115,7 @@ class MarkedCalls:
         """What stands between a call and the next, or after the last."""
         style = self._style
         separator, before = _pattern(style.separator), _pattern(style.before)
-        more = f"(?:{separator})?\\s*{before}" if before else separator or "(?!)"
+        more = f"(?:{separator}\\s*)?{before}" if before and separator else before or separator or "(?!)"
         return re.compile(f"(?P<more>\\s*{more})|\\s*{_some(style.tail) or '(?!)'}")
 
     @cached_property
@@ -162,12 +163,10 @@ class MarkedCalls:
 
     def _stop(self, at: int) -> int:
         """Where a call ends that cannot be parsed."""
-        match = self._after.search(self._text, at)
         following = self._opening.search(self._text, at)
-        ends = [len(self._text)]
-        ends += [] if match is None else [match.start()]
-        ends += [] if following is None or following.end() == following.start() else [following.start()]
-        return at + len(self._text[at : min(ends)].rstrip())
+        end = len(self._text) if following is None or following.end() == following.start() else following.start()
+        match = self._after.search(self._text, at, end)
+        return at + len(self._text[at : end if match is None else match.start()].rstrip())
 
     def _past(self, at: int) -> int:
         match = self._after.match(self._text, skip_space(self._text, at))
@@ -232,7 +231,7 @@ class MarkedCalls:
     def _key(self) -> re.Pattern[str]:
         assert self._style.parameters is not None
         own = self._style.parameters
-        name = "[^\\s<>\"'(){}\\[\\]=:,]+" if own.literal else "[^\\n<>\"']+?"
+        name = f"[^\\s<>\"'{_BRACKETS}=:,]{{1,256}}" if own.literal else _WORDS.replace("OTHERS", "")
         kind = '(?P<kind>[^<>"]*?)' if own.kind("string") else ""
         begin, end = map(_pattern, own.edges)
         return re.compile(f"{_pattern(own.before)}\\s*(?P<key>{name})\\s*{begin}{kind}{end}")

@@ -72,15 +72,13 @@ def read(
             begin, opening = at, marked.opening(at) if marked else _tag(text, style.opening, at)
         candidate = _MEANT.search(text, searched, len(text) if opening is None else opening[0]) if meant else None
         if candidate is not None:
-            pieces.append(text[at : candidate.start()])
-            count = len(calls)
-            end = answer.part(candidate.end(), "```" if "`" in candidate[0] else style.closing, names)
+            bare = _Answer(text, style, names, done)
+            end = bare.part(candidate.end(), "```" if "`" in candidate[0] else style.closing, names)
             searched = max(end, candidate.end() + 1)
-            calls[count:] = [replace(call, is_bare=True) for call in calls[count:]]
-            if end > candidate.end():
+            if end > candidate.end() and bare.is_meant(end):
+                pieces += [text[at : candidate.start()], *bare.pieces]
+                calls += [replace(call, is_bare=True) for call in bare.calls]
                 at = end
-            else:
-                pieces.pop()
         elif opening is not None:
             pieces.append(text[at : opening[0]])
             at = marked.section(*opening, calls) if marked else answer.part(opening[1], style.closing)
@@ -106,10 +104,12 @@ def read(
 def unread_call(text: str, names: Collection[str], start: int = 0) -> Call | None:
     """What looks like a call in an answer in which none was read; ``None`` if nothing does."""
     name = f"(?:{'|'.join(map(re.escape, names))})"
-    match = re.compile(_LOOKS_LIKE_A_CALL.replace("NAME", name)).search(text, start)
-    if match is None:
-        return None
-    return Call(written=text[match.start() :].strip(), offsets=(match.start(), len(text)), error=NOT_THE_FORMAT)
+    for match in re.finditer(_LOOKS_LIKE_A_CALL.replace("NAME", name), text[start:]):
+        at = start + match.start()
+        line = text[text.rfind("\n", start, at) + 1 : at]
+        if line.replace("```", "").count("`") % 2 == 0:  # code in a sentence is about calls
+            return Call(written=text[at:].strip(), offsets=(at, len(text)), error=NOT_THE_FORMAT)
+    return None
 
 
 def _tag(text: str, tag: str, at: int) -> tuple[int, int] | None:
@@ -127,6 +127,13 @@ class _Answer:
     done: bool
     calls: list[Call] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
+
+    def is_meant(self, end: int) -> bool:
+        """Whether JSON without a tag, up to an offset, names a tool and has arguments, or may yet."""
+        if not self.calls or not self.calls[0].name:
+            return not self.done and end == len(self.text)
+        written = self.text[slice(*self.calls[0].offsets)]
+        return any(f'"{key}"' in written for key in _ARGUMENTS)
 
     def part(self, begin: int, closing: str, names: Collection[str] | None = None) -> int:
         """Add the calls and the text up to the next tag, and return its end; ``names`` are given without a tag."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from functools import cache
 from itertools import pairwise
 from types import SimpleNamespace
@@ -243,6 +244,45 @@ def test_a_call_in_a_fence_or_alone_is_one(template: str, answer: str, content: 
     read = parsed(plan, text)
     assert read == [content, *[expected] * answer.count("CALL")]
     assert streamed(plan, [*text]) == read
+
+
+@pytest.mark.parametrize("template", ["hermes", "parameters", "keyword arguments", "channels"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"name": "Paris", "arguments": {"text": "x"}}',
+        '```json\n{"name": "look_up", "version": "1.0"}\n```',
+        '```json\n{"name": "look_up"}\n```',
+        '{"name": "look_up"',
+        'Write `{"name": "look_up", "arguments": {}}` for a call.',
+        '```python\nlook_up(text="x")\n```',
+        "It is 1 < 2, [so](there).",
+    ],
+)
+def test_json_and_text_about_a_tool_are_no_call(template: str, answer: str, caplog: pytest.LogCaptureFixture) -> None:
+    plan = Plan(ToolRequest.of(TOOLS), engine_of(template))
+    assert parsed(plan, answer) == [answer]
+    assert streamed(plan, [*answer]) == [answer]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("template", [name for name in TEMPLATES if name != "llama"])
+@pytest.mark.parametrize("repeated", ["\t\n", " ", "<", "OPENING", "```\n[\n", "look_up "])
+def test_a_long_answer_takes_linear_time(template: str, repeated: str) -> None:
+    plan = Plan(ToolRequest.of(TOOLS), engine_of(template))
+    start = plan.style.write("look_up", {"text": "a"})
+    text = repeated.replace("OPENING", plan.style.opening)
+    begin = time.process_time()
+    for size in (len(start) // 2, start.index("look_up"), len(start)):
+        plan.read((start[:size] + text * 30_000)[:30_000], done=False)
+    assert time.process_time() - begin < 3
+
+
+@pytest.mark.parametrize("code", [r"\U99999999", r"\U00110000", r"\ud800"])
+def test_a_code_of_no_character_is_no_error_of_ours(code: str) -> None:
+    answer = f"<|calls|>[look_up(text='{code}')]<|/calls|>"
+    (call,) = Plan(ToolRequest.of(TOOLS), engine_of("keyword arguments")).read(answer).calls
+    assert (call.arguments is None) == (call.error is not None)
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,7 @@ class MarkedCalls:
     def opening(self, at: int) -> tuple[int, int] | None:
         """Start and end of the text before the next name."""
         is_first = at == self._start and not self._style.opening
-        begins = self._untagged.match(self._text, at) if is_first else None
-        match = begins or self._opening.search(self._text, at)
+        match = (is_first and self._untagged.match(self._text, at)) or self._opening.search(self._text, at)
         return None if match is None else (match.start(), match.end())
 
     def section(self, begin: int, at: int, calls: list[Call]) -> int:
@@ -107,7 +106,7 @@ class MarkedCalls:
     @cached_property
     def _headers(self) -> list[str]:
         """The tags of a message's header, which stand after a name or, for some answers, before it."""
-        tags = [tag for tag in _TAGS.findall(self._style.between) if tag.startswith("<")]
+        tags = re.findall("<[^<>]*>", self._style.between)
         return tags if len(tags) > 1 else []
 
     @cached_property
@@ -131,7 +130,7 @@ class MarkedCalls:
     @cached_property
     def _loosely_named(self) -> re.Pattern[str]:
         """A name, and a header that ends with the last tag of the usual one."""
-        tags = [tag for tag in _TAGS.findall(self._style.between) if tag.startswith("<")]
+        tags = re.findall("<[^<>]*>", self._style.between)
         if not tags or self._style.parameters is not None:
             return re.compile("(?!)")
         return re.compile(f"\\s*(?P<name>[\\w.-]+)(?![\\w.-])[^{{}}\\n]{{0,80}}?{re.escape(tags[-1])}")
@@ -197,7 +196,6 @@ class MarkedCalls:
         arguments: dict[str, Any] = {}
         values: dict[str, tuple[int, int]] = {}
         end: int | None = None
-        error: str | None = None
         while True:
             at = skip_space(text, at)
             separator = own.separator.strip()
@@ -220,12 +218,11 @@ class MarkedCalls:
             arguments[key["key"]] = value
             values[key["key"]] = first, last
         written = json.dumps(arguments, ensure_ascii=False)
-        if error is not None or end is None:
-            written = written[:-1]
-            stop = self._stop(at) if self._done else len(text)
-            call = Call(name, written, None, (begin, stop), error=error)
-            return call, self._past(stop) if self._done else None
-        return Call(name, written, arguments, (begin, at), values), end
+        if end is not None:
+            return Call(name, written, arguments, (begin, at), values), end
+        stop = self._stop(at) if self._done else len(text)
+        call = Call(name, written[:-1], None, (begin, stop), error=error)
+        return call, self._past(stop) if self._done else None
 
     @cached_property
     def _key(self) -> re.Pattern[str]:
@@ -257,8 +254,7 @@ class MarkedCalls:
             return None
         kind = key.groupdict().get("kind")
         is_text = None if kind is None else kind == own.kind("string")
-        indent = re.search(r"\s*\Z", own.between["string"])
-        lead = indent[0] if indent is not None else ""
+        lead = own.between["string"][len(own.between["string"].rstrip()) :]
         first = at + len(lead) if text.startswith(lead, at) else at
         last = end_of.start()
         space = own.after[: len(own.after) - len(own.after.lstrip())]
@@ -266,9 +262,9 @@ class MarkedCalls:
             last -= len(space)
         if text.startswith(_CDATA[0], first) and text.endswith(_CDATA[1], first, last):
             first, last, is_text = first + len(_CDATA[0]), last - len(_CDATA[1]), True
-        raw = text[first : max(first, last)]
-        schema = self._schemas.get(name)
-        return typed(raw, schema, key["key"], is_text=is_text), first, max(first, last), end_of.end()
+        last = max(first, last)
+        value = typed(text[first:last], self._schemas.get(name), key["key"], is_text=is_text)
+        return value, first, last, end_of.end()
 
     def _end_of_value(self, at: int, own: Parameters) -> re.Match[str] | None:
         """The text after a value: the first that another argument or the end of the call follows, else the first."""
@@ -295,20 +291,12 @@ class MarkedCalls:
 
 def _pattern(text: str) -> str:
     """A regular expression for a text of the format, whatever white space is in it."""
-    parts = []
-    for word in text.split():
-        literal = "".join(
-            "[^\\s<>\"'|]*?" if PLACEHOLDER.fullmatch(piece) else re.escape(piece)
-            for piece in re.split(f"({PLACEHOLDER.pattern})", word)
-        )
-        parts.append(literal)
-    return "\\s*".join(parts)
+    words = "\\s*".join(map(re.escape, text.split()))
+    return PLACEHOLDER.sub(lambda _: "[^\\s<>\"'|]*?", words)
 
 
 def _some(text: str) -> str:
     """A regular expression for the tags of a text, of which some may be missing, but not all."""
     tags = [_pattern(tag) for tag in _TAGS.findall(text.strip())]
-    ways = []
-    for number, tag in enumerate(tags):
-        ways.append(tag + "".join(f"(?:\\s*{later})?" for later in tags[number + 1 :]))
+    ways = [tag + "".join(f"(?:\\s*{later})?" for later in tags[number + 1 :]) for number, tag in enumerate(tags)]
     return f"(?:{'|'.join(ways)})" if ways else ""

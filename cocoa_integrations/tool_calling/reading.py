@@ -58,6 +58,7 @@ def read(
     arguments. ``meant``: JSON in a fence, or at the beginning of a line, that calls a tool is a call, too. Calls of
     ``refused`` tools are invalid.
     """
+    text = "\n" * start + text[start:]  # the answer begins a line
     answer = _Answer(text, style, names, done)
     marked = MarkedCalls(text, style, names, done, start) if style.members is None else None
     calls, pieces, at = answer.calls, answer.pieces, start

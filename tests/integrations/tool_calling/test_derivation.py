@@ -278,6 +278,15 @@ def test_a_long_answer_takes_linear_time(template: str, repeated: str) -> None:
     assert time.process_time() - begin < 3
 
 
+def test_a_bare_call_can_follow_the_reasoning_in_its_line() -> None:
+    plan = Plan(ToolRequest.of(TOOLS), engine_of("keys and values"))
+    thought = "<think>I look.</think>"
+    answer = f'{thought}{{"name": "look_up", "arguments": {{"text": "x"}}}}'
+    (call,) = plan.read(answer, start=len(thought)).calls
+    assert (call.name, call.arguments, call.error) == ("look_up", {"text": "x"}, None)
+    assert streamed(plan, [*answer], splits=True) == ["", ["look_up", {"text": "x"}, None]]
+
+
 @pytest.mark.parametrize("code", [r"\U99999999", r"\U00110000", r"\ud800"])
 def test_a_code_of_no_character_is_no_error_of_ours(code: str) -> None:
     answer = f"<|calls|>[look_up(text='{code}')]<|/calls|>"

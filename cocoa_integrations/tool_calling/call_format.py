@@ -145,12 +145,12 @@ class CallFormat:
                 f"{own.before}{key}{own.between[json_type(value)]}{_value(value, own)}{own.after}"
                 for key, value in arguments.items()
             )
-        return self.filled(f"{self.head}{self.before}{NAME}{self.between}{written}{self.after}{self.tail}", name)
-
-    def filled(self, text: str, name: str) -> str:
-        """A text of the format for the first call."""
         values = {ID: "call00000", NAME: name, NUMBER: str(self.first)}
-        return PLACEHOLDER.sub(lambda match: values[match[0]], text)
+        begin, end = (
+            PLACEHOLDER.sub(lambda match: values[match[0]], text)
+            for text in (f"{self.head}{self.before}{NAME}{self.between}", self.after + self.tail)
+        )
+        return f"{begin}{written}{end}"
 
 
 def json_type(value: Any) -> str:

@@ -56,7 +56,6 @@ TOOLS: list[dict[str, Any]] = [
     for name in _NAMES
 ]
 _TAG = re.compile(r"<[^<>]*>|\[[^\[\]]*\]")
-_FIRST_TAG = re.compile(rf"\s*({_TAG.pattern})")
 _LONE_NUMBER = re.compile(r"(?<![^\W_])[0-9](?![^\W_])")
 
 
@@ -94,11 +93,13 @@ class Probe:
 
     def written(self, message: Mapping[str, Any]) -> str | None:
         """An answer without its header; ``None`` if the template refuses it."""
+        if self.asked is None:
+            return None
         key = json.dumps(message)
         if key not in self._rendered:
-            self._rendered[key] = None if self.asked is None else self._render([QUESTION, message], False)
+            self._rendered[key] = self._render([QUESTION, message], False)
         rendered = self._rendered[key]
-        if self.asked is None or rendered is None:
+        if rendered is None:
             return None
         answer = rendered[len(common_prefix([self.asked, rendered])) :]
         return answer[len(_to_tag(common_prefix([self.header, answer]))) :]
@@ -126,7 +127,7 @@ def reasoning_tags(render: Render) -> ReasoningTags | None:
     before, mark, after = answer.partition(_THOUGHT)
     if not mark or _TEXT not in after:
         before, mark, after = called.partition(_THOUGHT)
-        closing = _FIRST_TAG.match(after)
+        closing = re.match(rf"\s*(?:{_TAG.pattern})", after)
         if not mark or closing is None or TOOL_NAME not in after:
             return None
         between = until = closing[0]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ChatTemplateError
@@ -23,16 +24,25 @@ LLAMA = CallFormat(before='{"name": "', between='", "parameters": ', after="}", 
 MISTRAL = CallFormat("[TOOL_CALLS] [", '{"name": "', '", "arguments": ', "}", ", ", "]")
 """Of Mistral's models up to 2024."""
 
+_formats: WeakKeyDictionary[Any, tuple[str, tuple[CallFormat | None, bool]]] = WeakKeyDictionary()
+"""By tokenizer: the source of its chat template, and the format that was derived from it."""
+
 
 def template_format(engine: CocoaEngine) -> tuple[CallFormat | None, bool]:
     """The format in which a chat template writes tool calls, and whether it describes the tools in the prompt.
 
     The format is ``None`` if the template writes no calls, or none that can be read.
     """
-    asked = _rendering(engine, tools=TOOLS)([QUESTION], True)
-    described = asked is not None and TOOL_NAME in asked
-    style = derived(_rendering(engine, tools=TOOLS) if described else _rendering(engine))
-    return style, described and style is not None
+    tokenizer = engine.tokenizer
+    source = repr((getattr(tokenizer, "chat_template", None), getattr(tokenizer, "special_tokens_map", None)))
+    derived_from, result = _formats.get(tokenizer, ("", (None, False)))
+    if derived_from != source:
+        asked = _rendering(engine, tools=TOOLS)([QUESTION], True)
+        described = asked is not None and TOOL_NAME in asked
+        style = derived(_rendering(engine, tools=TOOLS) if described else _rendering(engine))
+        result = style, described and style is not None
+        _formats[tokenizer] = source, result
+    return result
 
 
 def template_reasoning(engine: CocoaEngine) -> ReasoningTags:

@@ -278,6 +278,13 @@ def test_a_long_answer_takes_linear_time(template: str, repeated: str) -> None:
     assert time.process_time() - begin < 3
 
 
+def test_another_chat_template_of_a_tokenizer_has_its_own_format() -> None:
+    engine = engine_of("hermes", ("<|own|>",))
+    assert template_format(engine) is template_format(engine)
+    engine.tokenizer.chat_template = TEMPLATES["parameters"]
+    assert template_format(engine) == template_format(engine_of("parameters"))
+
+
 def test_a_bare_call_can_follow_the_reasoning_in_its_line() -> None:
     plan = Plan(ToolRequest.of(TOOLS), engine_of("keys and values"))
     thought = "<think>I look.</think>"

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, field_validator
 from cocoa_engine import CocoaEngine, ConfigError, PromptError
 from cocoa_engine.errors import ChatTemplateError
 from cocoa_engine.integration import require_unicode
-from cocoa_integrations._shared.reasoning import CLOSING, OPENING
+from cocoa_integrations._shared.reasoning import OPENING, ReasoningTags
 
 _OF_THE_ADAPTER = {
     "tools": "bind the tools to the model, or give the option tools",
@@ -139,24 +139,38 @@ def names(engine: CocoaEngine, name: str) -> bool:
 
 def with_reasoning(chat: Sequence[Mapping[str, Any]], engine: CocoaEngine) -> list[dict[str, Any]]:
     """Copies of the messages. ``reasoning_content`` is left out if the chat template does not read it."""
-    keeps = names(engine, "reasoning_content")
-    return [{key: value for key, value in message.items() if keeps or key != "reasoning_content"} for message in chat]
+    named, aliased = names(engine, "reasoning_content"), names(engine, "thinking")  # transformers gives it both names
+
+    def keeps(message: Mapping[str, Any]) -> bool:  # gpt-oss has one channel for the reasoning and the text of a call
+        return named or (aliased and not (message["content"] and message.get("tool_calls")))
+
+    return [
+        {key: value for key, value in message.items() if key != "reasoning_content" or keeps(message)}
+        for message in chat
+    ]
 
 
-def ends_inside_reasoning(engine: CocoaEngine, chat: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> bool:
+def ends_inside_reasoning(
+    engine: CocoaEngine,
+    chat: Sequence[Mapping[str, Any]],
+    kwargs: Mapping[str, Any],
+    tags: ReasoningTags | None = None,
+) -> bool:
     """Whether the rendered prompt ends inside the reasoning of the answer.
 
     The text after the last header of an assistant is what the prompt has more than the rendered messages before it.
     Tags in those messages do not count.
     """
+    tags = tags or ReasoningTags()
     last = [*chat[-1:]] if kwargs.get("continue_final_message") else []
     shown = json.dumps(chat[: len(chat) - len(last)], default=str)
-    earlier = json.loads(shown.replace(OPENING[0], ""))
+    opening, closing = tags.opening.strip(), tags.closing.strip()
+    earlier = json.loads(shown.replace("<" if "<" in opening else json.dumps(opening)[1:-1], ""))
     try:
         prompt = engine.render_chat([*earlier, *last], **kwargs)
     except ChatTemplateError:  # the call itself will raise it
         return False
-    if OPENING not in prompt:
+    if opening not in prompt:
         return False
     before = ""
     if earlier:
@@ -164,11 +178,11 @@ def ends_inside_reasoning(engine: CocoaEngine, chat: Sequence[Mapping[str, Any]]
             plain = {**kwargs, "add_generation_prompt": False, "continue_final_message": False}
             before = engine.render_chat(earlier, **plain)
         except ChatTemplateError:
-            return text_ends_inside_reasoning(prompt)
+            return prompt.rstrip().endswith(opening)
     pairs = enumerate(zip(prompt, before, strict=False))
     shared = len(before) if prompt.startswith(before) else next((at for at, (char, other) in pairs if char != other), 0)
     begun = prompt[shared:]
-    return begun.rfind(OPENING) > begun.rfind(CLOSING)
+    return opening in begun.rpartition(closing)[2]
 
 
 def text_ends_inside_reasoning(prompt: str) -> bool:

@@ -188,7 +188,7 @@ class PreparedCall:
             self._constraints = self.plan.processors(self.messages, self.template_kwargs)
         return {
             "logits_processor": [*self.call.logits_processor, *self._constraints],
-            "stopping_criteria": [*self.call.stopping_criteria, *self._limit],
+            "stopping_criteria": [*self.call.stopping_criteria, *self._limit, *map(ends_at, self.plan.call_ends)],
             "cancellation": self.call.cancellation,
         }
 
@@ -239,7 +239,7 @@ class PreparedCall:
         # a prompt that is no chat's has no reasoning
         split = self.plan.split(generation) if self.is_chat else Split("", 0, None, generation)
         text, logprobs = generation.text, None if growing is None else growing.logprobs
-        reading = reading or self.plan.read(text, start=split.answer_start)
+        reading = reading or self.plan.read(text, start=split.answer_start, marks=split.marks)
         ids = [new_id() for _ in reading.calls] if growing is None else growing.ids
         if self.call.logprobs and growing is None:
             logprobs = TokenLogprobs(self.engine, special=self.call.lists_special).of_answer(generation.spans)
@@ -408,7 +408,8 @@ class GrowingAnswer:
         """The pieces that were held back, what no span adds, and the parsed answer."""
         self._splitter.finish()
         held = self._released()
-        reading = self._plan.read(self._splitter.text, start=self._splitter.answer_start)
+        splitter = self._splitter
+        reading = self._plan.read(splitter.text, start=splitter.answer_start, marks=splitter.marks)
         reasoning = self._new_reasoning()
         content, calls = self._new_parts(reading.content, reading.calls)
         return held, Piece(None, content, reasoning, calls), reading
@@ -418,7 +419,8 @@ class GrowingAnswer:
         for span in self._held:
             self._end += len(span.text)
             start = min(self._splitter.answer_start, self._end)
-            reading = self._plan.read(self._splitter.text[: self._end], done=False, start=start)
+            marks = tuple(mark for mark in self._splitter.marks if mark[0] <= self._end)
+            reading = self._plan.read(self._splitter.text[: self._end], done=False, start=start, marks=marks)
             allowed = list(takewhile(lambda call: call.error is None, reading.calls))
             content, calls = self._new_parts(reading.content, allowed)
             reasoning = "" if pieces else self._new_reasoning()
@@ -453,6 +455,15 @@ class GrowingAnswer:
                 name, call_id = (call.name, self.ids[number]) if begins else (None, None)
                 deltas.append(CallDelta(number, call_id, name, written, call.error))
         return new_content, deltas
+
+
+def ends_at(token_id: int) -> Criterion:
+    """A stopping criterion that is met by a token."""
+
+    def is_there(input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return input_ids[:, -1] == token_id
+
+    return is_there
 
 
 def time_limit(seconds: float) -> Criterion:

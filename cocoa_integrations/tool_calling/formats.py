@@ -4,117 +4,64 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from weakref import WeakKeyDictionary
 
-from cocoa_engine import CocoaEngine, json_rule
+from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ChatTemplateError
-from cocoa_integrations._shared.reasoning import CLOSING
-from cocoa_integrations.tool_calling.request import ToolRequest
+from cocoa_integrations._shared.chat_template import names
+from cocoa_integrations._shared.reasoning import OPENING, ReasoningTags
+from cocoa_integrations.tool_calling.call_format import CallFormat
+from cocoa_integrations.tool_calling.derivation import QUESTION, TOOL_NAME, TOOLS, Render, derived, reasoning_tags
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+HERMES = CallFormat(
+    before='<tool_call>\n{"name": "', between='", "arguments": ', after="}\n</tool_call>", separator="\n"
+)
+"""Also of Qwen 2.5 and 3 and many others, and of our own prompt."""
+LLAMA = CallFormat(before='{"name": "', between='", "parameters": ', after="}", several=False)
+"""Of Llama 3.1 to 3.3: the answer is a single call."""
+MISTRAL = CallFormat("[TOOL_CALLS] [", '{"name": "', '", "arguments": ', "}", ", ", "]")
+"""Of Mistral's models up to 2024."""
 
-
-@dataclass(frozen=True)
-class CallFormat:
-    """A text format of tool calls. Every call is a JSON object with a name and an object of arguments."""
-
-    opening: str  # the text before a call, or before the list of calls
-    closing: str
-    arguments: str = "arguments"  # the key of the arguments
-    listed: bool = False  # whether the calls are a JSON list
-
-    @property
-    def tagged(self) -> bool:
-        """Whether tags separate calls from other text. Otherwise an answer is either a call or text."""
-        return bool(self.opening) and not self.listed
-
-    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
-        call = json.dumps({"name": name, self.arguments: dict(arguments)}, ensure_ascii=False)
-        return f"{self.opening}\n{call}\n{self.closing}" if self.tagged else f"[{call}]" if self.listed else call
-
-    def grammar(
-        self, request: ToolRequest, schemas: Sequence[Any], tokenizer: PreTrainedTokenizerBase, other: str | None
-    ) -> str:
-        """The grammar of an answer that can call functions; ``other`` is that of one without a call, else any text."""
-        several = not request.required if request.parallel is None else request.parallel
-        head, rules = f'{{{{"name": {{}}, "{self.arguments}": ', list[str]()
-        for number, (function, schema) in enumerate(zip(request.callable_tools, schemas, strict=True)):
-            begin = _literal(head.format(_literal(function["name"])))
-            rules.append(f"call_{number}: {begin} arguments_{number} {_literal('}')}")
-            rules.append(f"arguments_{number}: {json_rule(schema)}")
-        rules.append(f"call: {' | '.join(f'call_{number}' for number in range(len(schemas)))}")
-        opening, new_line, calls = _term(self.opening, tokenizer), _literal("\n"), "call"
-        if self.tagged:
-            calls = f"tagged ({new_line} tagged)*" if several else "tagged"
-            rules.append(f"inside: {new_line} call {new_line} {_term(self.closing, tokenizer)}")
-            rules.append(f"tagged: {opening} inside")
-        elif self.listed:
-            more = f" ({_literal(', ')} call)*" if several else ""
-            calls = f"{opening} {_literal(' ')}? {_literal('[')} call{more} {_literal(']')}".strip()
-        if request.required:
-            start = calls
-        elif other is not None:
-            start = f"{calls} | answer"
-            rules.append(f"answer: {other}")
-        elif self.tagged:
-            lazy = "[lazy]" if opening.startswith('"') else ""  # the text before a call ends at the first opening
-            start = f"(trigger inside){'*' if several else '?'} text"
-            rules += [f"trigger{lazy}: TEXT {opening}", "text: TEXT", r"TEXT: /(.|\n)*/"]
-        else:
-            start = f"{calls} | TEXT"
-            rules.append(r"TEXT: /[^\s{\[](.|\n)*/")
-        return "\n".join([f"start: {start}", *rules])
+_formats: WeakKeyDictionary[Any, tuple[str, tuple[CallFormat | None, bool]]] = WeakKeyDictionary()
+"""By tokenizer: the source of its chat template, and the format that was derived from it."""
 
 
-HERMES = CallFormat("<tool_call>", "</tool_call>")  # also of Qwen 2.5, 3 and many others, and of our own prompt
-LLAMA = CallFormat("", "", arguments="parameters")  # of Llama 3.1 to 3.3: the answer is a single call
-MISTRAL = CallFormat("[TOOL_CALLS]", "", listed=True)  # of its models up to 2024
+def template_format(engine: CocoaEngine) -> tuple[CallFormat | None, bool]:
+    """The format in which a chat template writes tool calls, and whether it describes the tools in the prompt.
+
+    The format is ``None`` if the template writes no calls, or none that can be read.
+    """
+    tokenizer = engine.tokenizer
+    source = repr((getattr(tokenizer, "chat_template", None), getattr(tokenizer, "special_tokens_map", None)))
+    derived_from, result = _formats.get(tokenizer, ("", (None, False)))
+    if derived_from != source:
+        asked = _rendering(engine, tools=TOOLS)([QUESTION], True)
+        described = asked is not None and TOOL_NAME in asked
+        style = derived(_rendering(engine, tools=TOOLS) if described else _rendering(engine))
+        result = style, described and style is not None
+        _formats[tokenizer] = source, result
+    return result
 
 
-def template_format(engine: CocoaEngine) -> CallFormat | None:
-    """The format in which a chat template writes tool calls; ``None`` if it ignores tools, or has an unknown format."""
-    name, question = "look_it_up", {"role": "user", "content": "Look."}
-    function = {"name": name, "description": "Look.", "parameters": {"type": "object", "properties": {}}}
-    tool = {"type": "function", "function": function}
-    call = {"type": "function", "id": "abcdefghi", "function": {"name": name, "arguments": {}}}
-    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
-    result = {"role": "tool", "name": name, "tool_call_id": "abcdefghi", "content": "Found."}
-    try:
-        if name not in engine.render_chat([question], tools=[tool]):
+def template_reasoning(engine: CocoaEngine) -> ReasoningTags:
+    """What a chat template writes around reasoning; ``<think>`` and ``</think>`` if it writes none."""
+    reads = any(names(engine, field) for field in ("reasoning", "thinking"))
+    if not reads or names(engine, OPENING):
+        return ReasoningTags()
+    tags = (reasoning_tags(_rendering(engine, **options)) for options in ({}, {"tools": TOOLS}))
+    return next(filter(None, tags), ReasoningTags())
+
+
+def _rendering(engine: CocoaEngine, **options: Any) -> Render:
+    def render(messages: Sequence[Mapping[str, Any]], begin: bool) -> str | None:
+        try:
+            return engine.render_chat(messages, split_special_tokens=False, add_generation_prompt=begin, **options)
+        except ChatTemplateError:
             return None
-        asked = engine.render_chat([question], tools=[tool], add_generation_prompt=False)
-        written = engine.render_chat([question, answer, result], tools=[tool], add_generation_prompt=False)
-    except ChatTemplateError:
-        return None
-    shared = next((at for at, pair in enumerate(zip(asked, written, strict=False)) if pair[0] != pair[1]), len(asked))
-    before, found, after = written[shared:].partition(f'"{name}"')
-    if not found or '"name":' not in before.replace(" ", ""):
-        return None
-    tagged = next((style for style in (HERMES, MISTRAL) if style.opening in before), None)
-    return tagged or (LLAMA if '"parameters"' in after else None)
 
-
-def after_reasoning(grammar: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The grammar of an answer that begins inside the reasoning: any text, the closing tag, then the given grammar."""
-    closing = _term(CLOSING, tokenizer)
-    lazy = "[lazy]" if closing.startswith('"') else ""
-    rules = r"start: reasoning /\s{0,4}/ answered", f"reasoning{lazy}: REASONING {closing}", r"REASONING: /(.|\n)*/"
-    return "\n".join([*rules, grammar.replace("start:", "answered:", 1)])
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _term(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """A text as a grammar term. An added token is written by its id, because no text matches it."""
-    for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
-        if token.content == text:
-            return f"<[{token_id}]>"
-    return _literal(text) if text else ""
+    return render
 
 
 _TOOLS = """# Tools
@@ -126,20 +73,25 @@ You are provided with function signatures within <tools></tools> XML tags:
 {tools}
 </tools>
 
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
+For each function call, {lead}:
+{call}"""
+_HERMES_LEAD = "return a json object with function name and arguments within <tool_call></tool_call> XML tags"
 
 SCHEMA = """Answer with one JSON object that fits this JSON schema, and with nothing else:
 {schema}"""
 
 
-def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
+def tools_text(tools: Sequence[Mapping[str, Any]], style: CallFormat) -> str:
+    """A description of tools, and of calls in a format."""
     shown = ("name", "description", "parameters")
     functions = [{key: tool["function"][key] for key in shown} for tool in tools]
     lines = [json.dumps({"type": "function", "function": each}, ensure_ascii=False) for each in functions]
-    return _TOOLS.format(tools="\n".join(lines))
+    call = style.write("<function-name>", {"<argument-name>": "<value>"}).strip()
+    if style.parameters is None:
+        call = call.replace('{"<argument-name>": "<value>"}', "<args-json-object>")
+    call = call.replace('"<function-name>"', "<function-name>")
+    lead = _HERMES_LEAD if style == HERMES else "write the function name and its arguments exactly like this"
+    return _TOOLS.format(tools="\n".join(lines), lead=lead, call=call)
 
 
 def as_plain_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -168,6 +120,17 @@ def one_call_each(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
             divided.append(rest)
         divided += [{**rest, "content": "", "tool_calls": [call]} for call in calls]
     return divided
+
+
+def with_encoded_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the arguments of calls as JSON in a string, as some templates take them."""
+    encoded = []
+    for message in messages:
+        calls = [{**call, "function": {**call["function"]}} for call in message.get("tool_calls") or ()]
+        for call in calls:
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        encoded.append({**message, **({"tool_calls": calls} if calls else {})})
+    return encoded
 
 
 def invalid_call_text(name: str | None, written: str) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from cocoa_engine import CocoaEngine, Generation, GrammarProcessor, json_rule
 from cocoa_engine.errors import IncompleteAnswerError
-from cocoa_engine.integration import one_budget
+from cocoa_engine.integration import one_budget, safe_logger
 from cocoa_engine.report import CallReport, RiskReport, ValueReport, finite, severity
 from cocoa_integrations._shared.chat_template import (
     ChatTemplateOptions,
@@ -19,12 +19,26 @@ from cocoa_integrations._shared.chat_template import (
     with_reasoning,
 )
 from cocoa_integrations._shared.logprobs import TokenLogprobs
-from cocoa_integrations._shared.reasoning import ReasoningSplitter, Split, split_generation
+from cocoa_integrations._shared.reasoning import (
+    Mark,
+    MarkedText,
+    ReasoningSplitter,
+    ReasoningTags,
+    Split,
+    split_generation,
+)
 from cocoa_integrations.tool_calling import formats
-from cocoa_integrations.tool_calling.formats import HERMES, CallFormat, after_reasoning, template_format
-from cocoa_integrations.tool_calling.reading import Call, Reading, field_offsets, member_path, read
+from cocoa_integrations.tool_calling.call_format import CallFormat
+from cocoa_integrations.tool_calling.calls import Call, Reading
+from cocoa_integrations.tool_calling.formats import HERMES, template_format, template_reasoning
+from cocoa_integrations.tool_calling.grammar import after_reasoning, call_grammar
+from cocoa_integrations.tool_calling.json_text import field_offsets, member_path
+from cocoa_integrations.tool_calling.reading import read, unread_call
 from cocoa_integrations.tool_calling.request import ToolRequest
+from cocoa_integrations.tool_calling.response_template import has_response_template, parsed_response
 from cocoa_integrations.tool_calling.schemas import enforceable, enforceable_each, mismatch
+
+logger = safe_logger(__name__)
 
 ROOT = ("$.", "$[")
 """A key of ``arguments`` that begins so is the path of a value inside an argument; others are names of arguments."""
@@ -52,12 +66,34 @@ class Plan:
         self._calls_must_fit = calls_must_fit
 
     @cached_property
-    def _native(self) -> CallFormat | None:
+    def _native(self) -> tuple[CallFormat | None, bool]:
         return template_format(self.engine)
 
     @property
     def style(self) -> CallFormat:
-        return self._native or HERMES
+        return self._native[0] or HERMES
+
+    @property
+    def call_ends(self) -> list[int]:
+        """The ids of the tokens that end an answer with calls, besides those that end any answer."""
+        added = getattr(self.engine.tokenizer, "added_tokens_decoder", {}) if self.request.tools else {}
+        return [token_id for token_id, token in added.items() if token.content == self.style.end]
+
+    @cached_property
+    def _tags(self) -> ReasoningTags:
+        return template_reasoning(self.engine)
+
+    @property
+    def _is_parsed(self) -> bool:
+        """Whether transformers parses the calls."""
+        return self._native[0] is None and has_response_template(self.engine.tokenizer)
+
+    @property
+    def _texts(self) -> tuple[str, ...]:
+        """Texts whose special tokens are parts of calls."""
+        if not self.request.tools:
+            return ()
+        return tuple(self.engine.tokenizer.all_special_tokens) if self._is_parsed else self.style.texts()
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The messages for the ``chat`` method of the engine, and the arguments of the chat template.
@@ -68,27 +104,30 @@ class Plan:
         kwargs = template_kwargs(self._options, messages, self.engine)
         chat, request = with_reasoning(messages, self.engine), self.request
         if request or any(message["role"] == "tool" or message.get("tool_calls") for message in chat):
-            native, texts = self._native is not None, []
-            if not native:
+            (native, described), texts = self._native, list[str]()
+            if native is None:
                 chat = formats.as_plain_text(chat)
-            elif not (self.style.tagged or self.style.listed):
+            elif not native.several:
                 chat = formats.one_call_each(chat)
-            if request.tools and native:
+            if native is not None and native.encoded:
+                chat = formats.with_encoded_arguments(chat)
+            if request.tools and described:
                 kwargs["tools"] = [dict(tool) for tool in request.tools]
             elif request.tools:
-                texts.append(formats.tools_text(request.tools))
+                texts.append(formats.tools_text(request.tools, self.style))
             if request.schema is not None and request.described:
                 texts.append(formats.SCHEMA.format(schema=json.dumps(request.schema, ensure_ascii=False)))
             if texts and chat:
                 chat = formats.with_instructions(chat, "\n\n".join(texts), self.engine)
-        self.inside_reasoning = ends_inside_reasoning(self.engine, chat, kwargs)
+        self.inside_reasoning = ends_inside_reasoning(self.engine, chat, kwargs, self._tags)
         return chat, kwargs
 
     def splitter(self) -> ReasoningSplitter:
-        return ReasoningSplitter(self.engine, inside=self.inside_reasoning)
+        return ReasoningSplitter(self.engine, inside=self.inside_reasoning, tags=self._tags, texts=self._texts)
 
     def split(self, generation: Generation) -> Split:
-        return split_generation(generation, self.engine, inside=self.inside_reasoning)
+        inside, tags, texts = self.inside_reasoning, self._tags, self._texts
+        return split_generation(generation, self.engine, inside=inside, tags=tags, texts=texts)
 
     @one_budget()
     def processors(
@@ -105,34 +144,72 @@ class Plan:
         grammar = f"start: {other}"
         if request.tools:
             schemas = enforceable_each([function["parameters"] for function in request.callable_tools])
-            grammar = self.style.grammar(request, schemas, self.engine.tokenizer, other)
+            grammar = call_grammar(self.style, request, schemas, self.engine.tokenizer, other)
         if self.inside_reasoning:
-            grammar = after_reasoning(grammar, self.engine.tokenizer)
+            grammar = after_reasoning(grammar, self.engine.tokenizer, self._tags.closing)
         return [self.engine.constrain(grammar=grammar)]
 
     @one_budget()
-    def read(self, text: str, *, done: bool = True, start: int = 0) -> Reading:
-        """The text and the calls of an answer, or of a part of it. What does not fit its schema is invalid."""
+    def read(self, text: str, *, done: bool = True, start: int = 0, marks: Sequence[Mark] = ()) -> Reading:
+        """The text and the calls of an answer, or of a part of it. What does not fit its schema is invalid.
+
+        ``marks`` are the special tokens of the format in the answer, which decoding has removed.
+        """
         request, reading = self.request, Reading(text[start:], [])
         if request.tools:
             parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in request.tools}
             refused = parameters.keys() - {function["name"] for function in request.callable_tools}
-            several = request.parallel is not False
-            reading = read(text, self.style, parameters, refused, several=several, done=done, start=start)
-        if not (done and request.enforced):
+            several, meant = request.parallel is not False, request.schema is None
+            marked = MarkedText(text, marks)
+            parsed: Reading | None = None
+            if self._is_parsed:
+                place, tools = (start, len(text)), request.tools
+                parsed = (
+                    parsed_response(self.engine.tokenizer, marked.text[start:], tools, place, refused)
+                    if done
+                    else Reading("", [])
+                )
+            reading = parsed or read(
+                marked.text, self.style, parameters, refused, several=several, done=done, start=start, meant=meant
+            )
+            reading = _without_marks(reading, marked, {name for _, name in marks})
+            if done and meant and not reading.calls and (unread := unread_call(text, [*parameters], start)):
+                reading.calls.append(unread)
+        if not done:
             return reading
         if request.schema is not None and request.checked and not reading.calls:
             error = mismatch(reading.content, request.schema)
             if error is not None:
                 raise IncompleteAnswerError(f"the answer does not fit its schema: {error}")
         for number, call in enumerate(reading.calls):
-            if call.error is None and call.name in parameters:
+            if call.error is None and call.name in parameters and (request.enforced or call.is_bare):
                 error = mismatch(call.written, parameters[call.name])
-                if error is not None and self._calls_must_fit:
+                if error is not None and self._calls_must_fit and request.enforced:
                     raise IncompleteAnswerError(f"the call of {call.name} does not fit the schema of the tool: {error}")
                 error = error and f"it does not fit the schema of the tool: {error}"
                 reading.calls[number] = replace(call, error=error)
+        for call in reading.calls:
+            if call.error is not None:
+                logger.warning("the answer calls %s, which is invalid: %s", call.name or "a tool", call.error)
         return reading
+
+
+def _without_marks(reading: Reading, marked: MarkedText, names: Collection[str]) -> Reading:
+    """What was read from a text with special tokens, with the places in the text without them."""
+    if not names:
+        return reading
+
+    def plain(place: tuple[int, int]) -> tuple[int, int]:
+        return marked.plain(place[0]), marked.plain(place[1])
+
+    content = reading.content
+    for name in names:
+        content = content.replace(name, "")
+    calls = [
+        replace(call, offsets=plain(call.offsets), values={name: plain(place) for name, place in call.values.items()})
+        for call in reading.calls
+    ]
+    return Reading(content, calls)
 
 
 def parts_of_report(generation: Generation, plan: Plan, split: Split, calls: Sequence[Call]) -> dict[str, Any]:

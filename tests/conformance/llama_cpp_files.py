@@ -66,6 +66,9 @@ def conversations(text: str = "", *, of_assistant: str = "") -> dict[str, Conver
     result = {"role": "tool", "name": "look_up", "tool_call_id": "abcdefghi", "content": f"It is blue.{text}"}
     answer = {"role": "assistant", "content": f"Blue.{of_assistant}"}
     again = {"role": "user", "content": f"Sure?{text}"}
+    second = [*calls, {**calls[0], "id": "jklmnopqr"}]
+    two = {**call, "content": f"I look.{of_assistant}", "tool_calls": second}
+    thought = {"reasoning_content": f"I think.{text}"}
     described: dict[str, Any] = copy.deepcopy(_FUNCTION)
     described["description"] += text
     described["parameters"]["properties"]["key"]["description"] += text
@@ -78,6 +81,8 @@ def conversations(text: str = "", *, of_assistant: str = "") -> dict[str, Conver
         "tools": ([system, question], tools),
         "results": ([question, call, result], tools),
         "history of tools": ([question, call, result, answer, again], tools),
+        "two calls": ([question, two, result, {**result, "tool_call_id": "jklmnopqr"}, answer, again], tools),
+        "reasoning and a call": ([system, question, call | thought, result], tools),
     }
 
 
@@ -90,19 +95,22 @@ def _reference(
         return None
 
 
-def _own(engine: CocoaEngine, messages: list[dict[str, Any]], options: dict[str, Any]) -> tuple[str | None, bool]:
-    """Our prompt, and whether the template itself describes the tools."""
+def _own(engine: CocoaEngine, messages: list[dict[str, Any]], options: dict[str, Any]) -> tuple[str | None, bool, bool]:
+    """Our prompt, whether the template itself describes the tools, and whether messages with two calls were divided."""
     plan = Plan(ToolRequest.of(options.get("tools")), engine)
     try:
         chat, template_kwargs = plan.prompt(messages)
         text = engine.render_chat(chat, **template_kwargs)
     except ChatTemplateError:
-        return None, True
-    return text, "tools" in template_kwargs or not options
+        return None, True, False
+    return text, "tools" in template_kwargs or not options, len(chat) > len(messages)
 
 
 def compared(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """For each template and kind of conversation: ``"equal"``, ``"refused"`` by both, ``"described"`` or ``"differs"``.
+    """For each template and kind of conversation: ``"equal"``, ``"refused"`` by both, ``"described"``, ``"rendered"``
+    by this package alone, ``"divided"`` or ``"differs"``.
+
+    A message with two calls is divided where the template writes one.
 
     Tools are described by this package, in plain text, where the template's format of calls is not one of its own.
     """
@@ -112,9 +120,10 @@ def compared(folder: Path) -> Iterator[tuple[str, str, str]]:
         engine = CocoaEngine(model, tokenizer, calibrator=None)
         for kind, (messages, options) in conversations().items():
             expected = _reference(tokenizer, messages, options)
-            text, by_template = _own(engine, messages, options)
+            text, by_template, divided = _own(engine, messages, options)
             same = "equal" if text is not None else "refused"
-            yield path.stem, kind, "described" if not by_template else same if text == expected else "differs"
+            other = "divided" if divided else "rendered" if expected is None else "differs"
+            yield path.stem, kind, "described" if not by_template else same if text == expected else other
 
 
 def forged(folder: Path, *, each: bool) -> Iterator[tuple[str, str, str, bool]]:
@@ -154,7 +163,8 @@ def run_templates(tools: Tools) -> str:
         raise SuiteError(f"{dict(counts)}; different: {wrong}")
     return (
         f"{len({name for name, *_ in outcomes})} templates: {counts['equal']} conversations equal, {counts['refused']} "
-        f"refused by both, {counts['described']} with tools in the format of this package; "
+        f"refused by both, {counts['described']} with tools described by this package, "
+        f"{counts['rendered'] + counts['divided']} that a template refuses or shortens; "
         f"{len(attempts)} texts with control tokens, 0 made one"
     )
 

@@ -49,3 +49,88 @@ message.tool_calls %}[TOOL_CALLS] [{% for call in message.tool_calls %}{% if cal
 "{{ message.tool_call_id }}"}[/TOOL_RESULTS]{% elif message.role == 'assistant' %}{{ message.content }}{% else %}
 {{ raise_exception("Only user and assistant roles are supported!") }}{% endif %}{% endfor %}"""
 """Of Mistral 7B v0.3."""
+
+
+def _template(calls: str, *, before: str = "", thought: str = "") -> str:
+    """A template whose assistant writes a thought, ``message.content`` and then calls; ``before`` opens an answer."""
+    return (
+        "{% for tool in tools or [] %}<|tool|>{{ tool | tojson }}\n{% endfor %}"
+        "{% for message in messages %}<|{{ message.role }}|>{% if message.role == 'assistant' %}"
+        f"{thought}{{{{ message.content }}}}{calls}{{% else %}}{{{{ message.content }}}}{{% endif %}}<|end|>\n"
+        f"{{% endfor %}}{{% if add_generation_prompt %}}<|assistant|>{before}{{% endif %}}"
+    )
+
+
+_EACH = "{% for call in message.tool_calls or [] %}{% set call = call.function %}"
+_ITEMS = "{% for key, value in call.arguments.items() %}"
+_VALUE = "{{ value if value is string else value | tojson }}"
+
+DERIVED = {
+    "name and JSON": _template(
+        f"{_EACH}[TOOL_CALLS]{{{{ call.name }}}}[ARGS]{{{{ call.arguments | tojson }}}}{{% endfor %}}"
+    ),
+    "numbered": _template(
+        "{% if message.tool_calls %}<|calls|>{% for call in message.tool_calls %}<|call|>functions."
+        "{{ call.function.name }}:{{ loop.index0 }}<|arguments|>{{ call.function.arguments | tojson }}<|/call|>"
+        "{% endfor %}<|/calls|>{% endif %}"
+    ),
+    "a digit in a tag": _template(
+        f"{_EACH}<|step 0|>{{{{ call.name }}}}<|arguments|>{{{{ call.arguments | tojson }}}}<|done|>{{% endfor %}}"
+    ),
+    "with ids": _template(
+        "{% if message.tool_calls %}<|calls|>{% for call in message.tool_calls %}<|id|>{{ call.id }}<|name|>"
+        "{{ call.function.name }}<|arguments|>{{ call.function.arguments | tojson }}<|done|>{% endfor %}<|/calls|>"
+        "{% endif %}"
+    ),
+    "other keys": _template(
+        '{% if message.tool_calls %}<|action|>[{% for call in message.tool_calls %}\n  {"id": "{{ loop.index0 }}"'
+        ', "tool_name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}'
+        "{% if not loop.last %},{% endif %}{% endfor %}\n]<|/action|>{% endif %}"
+    ),
+    "name as key": _template(
+        '{% if message.tool_calls %}<|calls|>[{% for call in message.tool_calls %}{"{{ call.function.name }}": '
+        "{{ call.function.arguments | tojson }}}{% if not loop.last %}, {% endif %}{% endfor %}]<|/calls|>{% endif %}"
+    ),
+    "parameters": _template(
+        f"{_EACH}\n<tool_call>\n<function={{{{ call.name }}}}>\n{_ITEMS}<parameter={{{{ key }}}}>\n{_VALUE}\n"
+        "</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}"
+    ),
+    "keys and values": _template(
+        f"{_EACH}<tool_call>{{{{ call.name }}}}{_ITEMS}<arg_key>{{{{ key }}}}</arg_key><arg_value>{_VALUE}</arg_value>"
+        "{% endfor %}</tool_call>{% endfor %}",
+        before="<think>",
+        thought="<think>{{ message.reasoning_content }}</think>",
+    ),
+    "kinds": _template(
+        "{% if message.tool_calls %}<|calls|>" + _EACH + '<|invoke name="{{ call.name }}">' + _ITEMS
+        + '<|parameter name="{{ key }}" string="{{ \'true\' if value is string else \'false\' }}">' + _VALUE
+        + "</|parameter>{% endfor %}</|invoke>{% endfor %}<|/calls|>{% endif %}"
+    ),
+    "keyword arguments": _template(
+        "{% if message.tool_calls %}<|calls|>[{% for call in message.tool_calls %}{{ call.function.name }}("
+        "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value | tojson }}"
+        "{% if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}, {% endif %}{% endfor %}]<|/calls|>"
+        "{% endif %}"
+    ),
+    "python list": _template(
+        "{% if message.tool_calls %}[{% for call in message.tool_calls %}{{ call.function.name }}("
+        "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value | tojson }}"
+        "{% if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}, {% endif %}{% endfor %}]{% endif %}"
+    ),
+    "own quotes": _template(
+        f"{_EACH}<|call>call:{{{{ call.name }}}}{{{{ '{{' }}}}{_ITEMS}{{{{ key }}}}:{{% if value is string %}}"
+        "<|q|>{{ value }}<|q|>{% else %}{{ value | tojson }}{% endif %}{% if not loop.last %},{% endif %}"
+        "{% endfor %}}<call|>{% endfor %}"
+    ),
+    "channels": _template(
+        "{% if message.tool_calls %}{% set call = message.tool_calls[0].function %} to=functions.{{ call.name }}"
+        "<|channel|>commentary json<|message|>{{ call.arguments | tojson }}{% else %}{% if message.reasoning_content %}"
+        "<|channel|>analysis<|message|>{{ message.reasoning_content }}<|end|><|assistant|>{% endif %}<|channel|>final"
+        "<|message|>{{ message.content }}{% endif %}",
+    ).replace("{{ message.content }}{% if message.tool_calls %}", "{% if message.tool_calls %}"),
+    "arguments as text": _template(
+        "{% if message.tool_calls %}<|calls|>{% for call in message.tool_calls %}<|call|>"
+        "{{ call.function.name + '\\n' + call.function.arguments }}{% endfor %}{% endif %}"
+    ),
+}  # fmt: skip
+"""Templates of each way in which calls are written."""

@@ -11,7 +11,8 @@ import pytest
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.tool_calling import Plan, ToolRequest
-from cocoa_integrations.tool_calling.formats import HERMES, LLAMA, MISTRAL, CallFormat, template_format
+from cocoa_integrations.tool_calling.call_format import CallFormat
+from cocoa_integrations.tool_calling.formats import HERMES, LLAMA, MISTRAL, template_format
 from cocoa_integrations.tool_calling.schemas import closed
 from tests.helpers import tool_templates
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -52,7 +53,7 @@ def tiny_engine(template: str, *, tags_are_tokens: bool = False) -> CocoaEngine:
 @pytest.mark.parametrize(("template", "style"), STYLES)
 def test_a_template_with_tools_is_used(template: str, style: CallFormat) -> None:
     engine = tiny_engine(template)
-    assert template_format(engine) is style
+    assert template_format(engine)[0] is not None
     plan = Plan(ToolRequest.of([MOVE]), engine)
     messages, options = plan.prompt(TALK)
     assert messages == TALK
@@ -85,7 +86,14 @@ def test_a_forced_call_is_held_to_the_template_s_format(
         assert call.arguments["unit"] in ("m", "km")
 
 
-@pytest.mark.parametrize("template", [tool_templates.HERMES, tool_templates.LLAMA])
+@pytest.mark.parametrize(
+    "template",
+    [
+        tool_templates.HERMES,
+        tool_templates.LLAMA,
+        *(tool_templates.DERIVED[kind] for kind in ("name and JSON", "parameters", "keyword arguments")),
+    ],
+)
 @pytest.mark.parametrize("tags_are_tokens", [False, True])
 @pytest.mark.parametrize("options", [{"strict": True}, {"response_format": {"type": "json_object"}}])
 def test_what_is_not_forced_may_still_be_held_to_a_schema(
@@ -110,14 +118,14 @@ def test_what_is_not_forced_may_still_be_held_to_a_schema(
 
 
 def test_an_unknown_or_missing_format_is_ours() -> None:
-    xml = tool_templates.HERMES.replace('{"name": "{{ call.function.name }}"', "<function={{ call.function.name }}>")
+    without = tool_templates.HERMES.replace("message.tool_calls or []", "[]")
     plain = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     strict = plain.replace(
         "{{ message.role }}", "{% if message.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
     )
-    for template in (xml, plain, strict):
+    for template in (without, plain, strict):
         engine = tiny_engine(template)
-        assert template_format(engine) is None
+        assert template_format(engine) == (None, False)
         messages, options = Plan(ToolRequest.of([MOVE]), engine).prompt(TALK)
         assert options == {}
         assert messages[-2:] == [

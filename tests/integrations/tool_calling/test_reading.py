@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 
 from cocoa_integrations._shared.reasoning import ReasoningSplitter
 from cocoa_integrations.chat_service.local import GrowingAnswer
-from cocoa_integrations.tool_calling.formats import HERMES, LLAMA, MISTRAL, CallFormat
-from cocoa_integrations.tool_calling.reading import MAX_DEPTH, Reading, field_offsets, read
+from cocoa_integrations.tool_calling.call_format import CallFormat
+from cocoa_integrations.tool_calling.calls import Reading
+from cocoa_integrations.tool_calling.formats import HERMES, LLAMA, MISTRAL
+from cocoa_integrations.tool_calling.json_text import MAX_DEPTH, field_offsets
+from cocoa_integrations.tool_calling.reading import read
 
 NAMES = ("weather", "add")
 WEATHER = '{"name": "weather", "arguments": {"city": "Lyon", "days": 3}}'
@@ -131,7 +134,7 @@ def _assert_grows(style: CallFormat, text: str, whole: Reading) -> None:
 def streamed(style: CallFormat, parts: list[str], *, several: bool = True) -> list[Any]:
     """The text and the calls of an answer whose parts came one after the other."""
 
-    def reading(text: str, *, done: bool = True, start: int = 0) -> Reading:
+    def reading(text: str, *, done: bool = True, start: int = 0, marks: Any = ()) -> Reading:
         return read(text, style, NAMES, several=several, done=done, start=start)
 
     splitter = ReasoningSplitter(SimpleNamespace(tokenizer=None))  # type: ignore[arg-type]

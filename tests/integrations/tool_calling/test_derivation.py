@@ -1,0 +1,377 @@
+"""The format of calls is derived from what a chat template writes, and reads what it writes."""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import cache
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cocoa_engine import CocoaEngine
+from cocoa_integrations.chat_service.local import GrowingAnswer
+from cocoa_integrations.tool_calling import Plan, ToolRequest
+from cocoa_integrations.tool_calling.derivation import Probe
+from cocoa_integrations.tool_calling.formats import template_format
+from cocoa_integrations.tool_calling.values import value_at
+from tests.helpers import tool_templates
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+TEMPLATES = {**tool_templates.DERIVED, "hermes": tool_templates.HERMES, "llama": tool_templates.LLAMA}
+PROPERTIES: dict[str, Any] = {
+    "text": {"type": "string"},
+    "count": {"type": "integer"},
+    "share": {"type": "number"},
+    "open": {"type": "boolean"},
+    "list": {"type": "array", "items": {}},
+    "inner": {"type": "object"},
+    "maybe": {"type": ["string", "null"]},
+}
+NAMES = ("look_up", "put-away")
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": name, "description": "Do.", "parameters": {"type": "object", "properties": PROPERTIES}},
+    }
+    for name in NAMES
+]
+
+
+@cache
+def engine_of(template: str, special: tuple[str, ...] = ()) -> CocoaEngine:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [*special]})
+    tokenizer.chat_template = TEMPLATES.get(template, template)
+    return CocoaEngine(tiny_model("llama", seed=3, vocab_size=len(tokenizer), max_position_embeddings=4096), tokenizer)
+
+
+def written(engine: CocoaEngine, text: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
+    """An answer as the template writes it, without its end."""
+    style, _ = template_format(engine)
+    assert style is not None
+    made = [{"name": name, "arguments": json.dumps(given) if style.encoded else given} for name, given in calls]
+    listed = [{"type": "function", "id": f"abcdefgh{number}", "function": call} for number, call in enumerate(made)]
+    message = {"role": "assistant", "content": text, "tool_calls": listed}
+
+    def render(messages: Any, begin: bool) -> str:
+        return engine.render_chat(messages, add_generation_prompt=begin, split_special_tokens=False, tools=TOOLS)
+
+    answer = Probe(render).written(message)
+    assert answer is not None
+    answer = answer.removeprefix("</think>")  # the prompt ends inside the reasoning
+    return answer.rpartition("<|end|>")[0] or answer.removesuffix("<|im_end|>\n").rstrip("\n")
+
+
+def parsed(plan: Plan, answer: str) -> list[Any]:
+    reading = plan.read(answer)
+    return [reading.content, *([call.name, call.arguments, call.error] for call in reading.calls)]
+
+
+def streamed(plan: Plan, parts: list[str], ids: list[list[int]] | None = None, *, splits: bool = False) -> list[Any]:
+    """The text and the calls of an answer whose parts came one after the other."""
+    growing: Any = GrowingAnswer(plan, splits=splits, entry_of=lambda *_: None)  # type: ignore[arg-type, return-value]
+    pieces, end = [], 0
+    for number, part in enumerate(parts):
+        start, end = end, end + len(part)
+        token_ids = [] if ids is None else ids[number]
+        pieces += growing.add(SimpleNamespace(text=part, token_ids=token_ids, start=start, end=end))
+    held, rest, _ = growing.finish()
+    calls: list[list[Any]] = []
+    for delta in (delta for piece in [*pieces, *held, rest] for delta in piece.calls):
+        if delta.number == len(calls):
+            calls.append([delta.name, "", None])
+        calls[delta.number][1] += delta.written
+        calls[delta.number][2] = delta.error
+    for call in calls:
+        call[1] = json.loads(call[1])
+    return ["".join(piece.content for piece in [*pieces, *held, rest]), *calls]
+
+
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("look_up", {"text": "a é", "count": -3, "share": 2.5, "open": False, "list": [1, "a, b", {"c": None}]}),
+    ("put-away", {}),
+    ("look_up", {"inner": {"k": "v"}, "maybe": "true", "text": "12"}),
+]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_calls_are_read_as_the_template_writes_them(template: str) -> None:
+    engine = engine_of(template)
+    style, described = template_format(engine)
+    assert style is not None
+    assert described
+    plan = Plan(ToolRequest.of(TOOLS), engine)
+    for text, calls in (("", CALLS[:1]), ("Let me see.", CALLS), ("", CALLS[1:])):
+        calls = calls if style.several else calls[:1]
+        answer = written(engine, "" if template in ("channels", "llama") else text, calls)
+        reading = plan.read(answer)
+        assert [(call.name, call.arguments, call.error) for call in reading.calls] == [(*call, None) for call in calls]
+        assert reading.content.strip() == ("" if template in ("channels", "llama") else text)
+        for call in reading.calls:
+            for name, (start, end) in call.values.items():
+                value = (call.arguments or {})[name]
+                assert value in (answer[start:end], value_at(f'"{answer[start:end]}"', 0)[0]) or (
+                    value == value_at(answer[start:end], 0, "<|q|>")[0]
+                )
+        assert streamed(plan, [*answer])[1:] == [[call.name, call.arguments, None] for call in reading.calls]
+
+
+MOVE: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "move",
+        "description": "Move.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "up": {"type": "boolean"},
+                "unit": {"enum": ["m", "km"]},
+                "steps": {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
+                "note": {"type": "string", "maxLength": 4},
+            },
+            "required": ["up", "unit"],
+        },
+    },
+}
+TAGS = ("<|calls|>", "<|call|>", "<|arguments|>", "[TOOL_CALLS]", "<tool_call>", "<|q|>", "<|channel|>", "<|message|>")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("special", [(), TAGS])
+@pytest.mark.parametrize("template", tool_templates.DERIVED)
+def test_a_required_call_is_held_to_the_format(template: str, special: tuple[str, ...]) -> None:
+    engine = engine_of(template, special)
+    plan = Plan(ToolRequest.of([MOVE], tool_choice="required"), engine)
+    messages, options = plan.prompt([{"role": "user", "content": "Move up a km."}])
+    plan.inside_reasoning = False
+    answer = engine.chat(
+        messages, template_kwargs=options, max_new_tokens=300, gamma=0.6, logits_processor=plan.processors()
+    )
+    split = plan.split(answer)
+    reading = plan.read(answer.text, start=split.answer_start, marks=split.marks)
+    call = reading.calls[0]
+    assert call.name == "move"
+    assert answer.finish_reason in ("eos", "length")
+    if answer.finish_reason == "eos":
+        assert reading.content.strip() == ""
+        assert call.arguments is not None
+        assert isinstance(call.arguments["up"], bool)
+        assert call.arguments["unit"] in ("m", "km")
+        start, end = call.values["unit"]
+        assert answer.text[start:end] == call.arguments["unit"]
+
+
+@pytest.mark.parametrize("template", tool_templates.DERIVED)
+def test_tags_may_be_special_tokens_which_decoding_removes(template: str) -> None:
+    engine = engine_of(template, TAGS)
+    style, _ = template_format(engine)
+    assert style is not None
+    calls = CALLS if style.several else CALLS[:1]
+    text = "" if template == "channels" else "Let me see."
+    answer, track, parts = written(engine, text, calls), engine.detokenizer(), list[str]()
+    ids = engine.tokenizer.encode(answer, add_special_tokens=False)
+    for token_id in ids:
+        start = len(track.text)
+        track.push(token_id)
+        parts.append(track.text[start:])
+    assert ("".join(parts) == answer) == (not any(tag in answer for tag in TAGS))
+    plan = Plan(ToolRequest.of(TOOLS), engine)
+    content, *read = streamed(plan, parts, [[token_id] for token_id in ids], splits=True)
+    assert content.strip() == text
+    assert read == [[*call, None] for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (
+            "<|channel|>analysis<|message|>I think.<|end|><|assistant|><|channel|>commentary to=functions.look_up "
+            '<|constrain|>json<|message|>{"text": "x"}',
+            ["", ["look_up", {"text": "x"}, None]],
+        ),
+        ("<|channel|>analysis<|message|>I think.<|end|><|assistant|><|channel|>final<|message|>Hi.", ["Hi."]),
+        ("<|channel|>final<|message|>Hi.", ["Hi."]),
+    ],
+)
+def test_channels(answer: str, expected: list[Any]) -> None:
+    assert streamed(Plan(ToolRequest.of(TOOLS), engine_of("channels")), [*answer], splits=True) == expected
+
+
+def test_a_response_template_is_used_where_no_format_is_derived() -> None:
+    engine = engine_of(tool_templates.HERMES.replace("message.tool_calls or []", "[]"))
+    plan = Plan(ToolRequest.of(TOOLS), engine)
+    engine.tokenizer.response_template = {
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {
+            "content": {},
+            "tool_calls": {
+                "open": "<call>",
+                "close": "</call>",
+                "content": "json",
+                "repeats": True,
+                "transform": {"type": "function", "function": "{content}"},
+            },
+        },
+    }
+    answer = 'Sure.<call>{"name": "look_up", "arguments": {"text": "x"}}</call>'
+    expected = ["Sure.", ["look_up", {"text": "x"}, None]]
+    assert parsed(plan, answer) == expected
+    assert streamed(plan, [*answer]) == expected
+    hermes = '<tool_call>{"name": "look_up", "arguments": {"text": "x"}}</tool_call>'
+    assert parsed(plan, hermes) == ["", expected[1]]
+    assert parsed(plan, "Sure.") == ["Sure."]
+
+
+@pytest.mark.parametrize("template", ["hermes", "parameters", "keyword arguments", "llama"])
+@pytest.mark.parametrize(
+    ("answer", "content"),
+    [
+        ("Sure.\n```json\nCALL\n```\nDone.", "Sure.\n\nDone."),
+        ("CALL", ""),
+        ("Sure.\nCALL", "Sure.\n"),
+        ("```\n[CALL, CALL]\n```", ""),
+    ],
+)
+def test_a_call_in_a_fence_or_alone_is_one(template: str, answer: str, content: str) -> None:
+    plan = Plan(ToolRequest.of(TOOLS), engine_of(template))
+    text = answer.replace("CALL", '{"name": "look_up", "arguments": {"text": "a {b}"}}')
+    expected = ["look_up", {"text": "a {b}"}, None]
+    read = parsed(plan, text)
+    assert read == [content, *[expected] * answer.count("CALL")]
+    assert streamed(plan, [*text]) == read
+
+
+@pytest.mark.parametrize("template", ["hermes", "parameters", "keyword arguments", "channels"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"name": "Paris", "arguments": {"text": "x"}}',
+        '```json\n{"name": "look_up", "version": "1.0"}\n```',
+        '```json\n{"name": "look_up"}\n```',
+        '{"name": "look_up"',
+        'Write `{"name": "look_up", "arguments": {}}` for a call.',
+        '```python\nlook_up(text="x")\n```',
+        "It is 1 < 2, [so](there).",
+    ],
+)
+def test_json_and_text_about_a_tool_are_no_call(template: str, answer: str, caplog: pytest.LogCaptureFixture) -> None:
+    plan = Plan(ToolRequest.of(TOOLS), engine_of(template))
+    assert parsed(plan, answer) == [answer]
+    assert streamed(plan, [*answer]) == [answer]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("template", [name for name in TEMPLATES if name != "llama"])
+@pytest.mark.parametrize("repeated", ["\t\n", " ", "<", "OPENING", "```\n[\n", "look_up "])
+def test_a_long_answer_takes_linear_time(template: str, repeated: str) -> None:
+    plan = Plan(ToolRequest.of(TOOLS), engine_of(template))
+    start = plan.style.write("look_up", {"text": "a"})
+    text = repeated.replace("OPENING", plan.style.opening)
+    begin = time.process_time()
+    for size in (len(start) // 2, start.index("look_up"), len(start)):
+        plan.read((start[:size] + text * 30_000)[:30_000], done=False)
+    assert time.process_time() - begin < 3
+
+
+def test_another_chat_template_of_a_tokenizer_has_its_own_format() -> None:
+    engine = engine_of("hermes", ("<|own|>",))
+    assert template_format(engine) is template_format(engine)
+    engine.tokenizer.chat_template = TEMPLATES["parameters"]
+    assert template_format(engine) == template_format(engine_of("parameters"))
+
+
+def test_a_bare_call_can_follow_the_reasoning_in_its_line() -> None:
+    plan = Plan(ToolRequest.of(TOOLS), engine_of("keys and values"))
+    thought = "<think>I look.</think>"
+    answer = f'{thought}{{"name": "look_up", "arguments": {{"text": "x"}}}}'
+    (call,) = plan.read(answer, start=len(thought)).calls
+    assert (call.name, call.arguments, call.error) == ("look_up", {"text": "x"}, None)
+    assert streamed(plan, [*answer], splits=True) == ["", ["look_up", {"text": "x"}, None]]
+
+
+@pytest.mark.parametrize("code", [r"\U99999999", r"\U00110000", r"\ud800"])
+def test_a_code_of_no_character_is_no_error_of_ours(code: str) -> None:
+    answer = f"<|calls|>[look_up(text='{code}')]<|/calls|>"
+    (call,) = Plan(ToolRequest.of(TOOLS), engine_of("keyword arguments")).read(answer).calls
+    assert (call.arguments is None) == (call.error is not None)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '```json\n{"name": "look_up", "arguments": {"count": "many"}}\n```',
+        '```json\n{"name": "look_up", "arguments": {"text": \n```',
+        'I use {"name": "look_up", "arguments": {"text": "x"}} for this.',
+        "<function=look_up>{}</function>",
+        "<tool_call>look_up(text='x')",
+    ],
+)
+def test_what_looks_like_a_call_is_never_a_silent_answer(answer: str, caplog: pytest.LogCaptureFixture) -> None:
+    (call,) = Plan(ToolRequest.of(TOOLS), engine_of("hermes")).read(answer).calls
+    assert call.error is not None
+    assert call.error in caplog.text
+
+
+@pytest.mark.parametrize(
+    "answer", ['```json\n{"city": "Lyon"}\n```', '{"name": "Lyon"}', "[1, 2]\n{3}", "look_up is a tool."]
+)
+@pytest.mark.parametrize("template", ["hermes", "python list", "arguments as text"])
+def test_other_json_is_an_answer(template: str, answer: str) -> None:
+    plan = Plan(ToolRequest.of(TOOLS), engine_of(template))
+    assert parsed(plan, answer) == [answer]
+    assert streamed(plan, [*answer]) == [answer]
+
+
+VALUES: Any = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3),
+    max_leaves=6,
+)
+STRANGE = [
+    "</tool_call>",
+    "a</parameter>",
+    "</arg_value>b",
+    "<|done|>",
+    "<|/call|>",
+    "[ARGS]",
+    "<tool_call>",
+    "{",
+    "', '",
+]
+ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "text": st.text() | st.sampled_from(STRANGE),
+        "count": st.integers(-(2**53), 2**53),
+        "share": st.floats(allow_nan=False, allow_infinity=False),
+        "open": st.booleans(),
+        "list": st.lists(VALUES, max_size=3),
+        "inner": st.dictionaries(st.text("abc", min_size=1), VALUES, max_size=3),
+    },
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from([*TEMPLATES]),
+    st.text(),
+    st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), min_size=1, max_size=3),
+    st.randoms(use_true_random=False),
+)
+def test_any_call_is_read_whole_and_in_parts(template: str, text: str, calls: list[Any], random: Any) -> None:
+    engine = engine_of(template)
+    style, _ = template_format(engine)
+    assert style is not None
+    plan = Plan(ToolRequest.of(TOOLS), engine)
+    answer = written(engine, "" if template in ("channels", "llama") else text, calls if style.several else calls[:1])
+    content, *read = parsed(plan, answer)
+    expected = calls if style.several else calls[:1]
+    assert [[name, given] for name, given, _ in read] == [[name, given] for name, given in expected]
+    cuts = sorted({0, len(answer), *(random.randrange(len(answer) + 1) for _ in range(len(answer) // 3))})
+    assert streamed(plan, [answer[start:end] for start, end in pairwise(cuts)]) == [content, *read]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from matplotlib.image import imread
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Error, sync_playwright
 
 from cocoa_engine import Candidate
 from tests.helpers.chromium import FOUND, needs_chromium
@@ -39,7 +39,9 @@ OPEN = f"#{LAST}-card {{ display: block !important; }}"
 def look() -> Iterator[Look]:
     """Opens a page and returns its picture, ``[height, width, 3]`` in 0..255. It may write nothing to the console."""
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=FOUND, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        browser = driver.chromium.launch(
+            executable_path=FOUND, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        )
 
         def picture(
             html: str, *, dark: bool = False, focus: str = "", size: tuple[int, int] = (900, 600)
@@ -52,7 +54,14 @@ def look() -> Iterator[Look]:
             page.set_content(html)
             if focus:
                 page.focus(f"#{focus}")
-            pixels = imread(io.BytesIO(page.screenshot()))[:, :, :3]
+            for attempts_left in (2, 1, 0):  # on a machine that does much else, a browser may draw nothing in time
+                try:
+                    shown = page.screenshot()
+                    break
+                except Error:
+                    if not attempts_left:
+                        raise
+            pixels = imread(io.BytesIO(shown))[:, :, :3]
             page.close()
             assert messages == []
             return (pixels * 255).round().astype(int)

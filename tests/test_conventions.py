@@ -58,6 +58,7 @@ def is_test(file: str) -> bool:
     return Path(file).name.startswith("test_")
 
 
+@pytest.mark.slow
 def test_each_test_asserts_something() -> None:
     shared = [each for file, nodes in files().items() if not is_test(file) for each in functions_of(nodes)]
     names = asserting(shared, ("raises", "warns", "fail", "assert_close"))

@@ -171,6 +171,7 @@ def test_log_p_of_a_span_is_its_sum_by_the_penalty_which_may_be_that_of_many_len
         assert log_prob == equations.span_log_prob(token_log_probs, equations.rule_without_rivals(rule))
 
 
+@pytest.mark.slow
 @given(st.lists(st.booleans(), min_size=1, max_size=8))
 def test_only_greedy_decoding_ends_the_answer_under_greedy_end(ended):
     kept = equations.may_be_kept("greedy_end", ended)

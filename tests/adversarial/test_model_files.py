@@ -82,6 +82,7 @@ def test_calibrators(tiny: CocoaEngine, calibrator: RiskCalibrator, tmp_path: Pa
     survives(file, good, risks, lambda found: all(risk is None or 0 <= risk <= 1 for risk in found), 40)
 
 
+@pytest.mark.slow
 def test_each_value_of_a_calibrator(calibrator: RiskCalibrator, tmp_path: Path) -> None:
     """Of any other type, at any place; some packed numbers are written as lists."""
     good = json.loads(calibrator.model_dump_json())

@@ -417,6 +417,7 @@ print("last")"""
     return done.stdout or b""
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="there is no /dev/stdout")
 def test_the_standard_output_and_descriptors_are_written_wherever_they_lead(tmp_path: Path, pipe: Path) -> None:

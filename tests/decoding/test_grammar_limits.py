@@ -237,6 +237,7 @@ print(unenforced({{"type": "integer"}}))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [[""], ["."], ["package.zip"]])
 def test_where_the_package_lies_does_not_matter(tmp_path: Path, path: list[str]) -> None:
     folder = ROOT

@@ -26,6 +26,7 @@ from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 NATIVE = [pytest.param(True, marks=needs_kernels), False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("native", NATIVE)
 @given(st.data())
 def test_they_are_those_of_float64(native: bool, data: st.DataObject) -> None:

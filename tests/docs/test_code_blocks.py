@@ -182,6 +182,7 @@ def _has(owner: Any, names: Sequence[str]) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_paths_and_commands_in_code_and_messages_exist() -> None:
     made_up = (
         Path(__file__),

@@ -146,6 +146,7 @@ def test_the_rest_of_a_long_prompt_is_not_read(call: Ask, alone: bool, monkeypat
     assert_idle(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["static_lean", "lean", "modules", "masked_modules", "copied_cache", "recompute"])
 @pytest.mark.parametrize("call", [*CALLS, *SCORES])
 def test_a_pass_ends_between_two_layers_and_the_next_call_is_as_ever(
@@ -263,6 +264,7 @@ HI = [{"role": "user", "content": "Hi."}]
 BURNING = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ messages[0].content }}"
 
 
+@pytest.mark.slow
 def test_a_template_that_does_not_end_is_cancelled_or_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = BURNING
@@ -335,6 +337,7 @@ def test_scores_of_several_texts_end_between_passes(method: str, tmp_path: Path)
     assert cancelled_at_each_pass(engine, [5, 6, 7], TEXTS, config=config) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::cocoa_engine.CalibrationWarning")
 def test_a_divided_text_ends_while_its_candidates_grow() -> None:
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), calibrator=fitted(levels=("span",)))

@@ -211,6 +211,7 @@ def test_what_is_no_cancellation_and_no_timeline(tiny: CocoaEngine) -> None:
         assert message == "timeline must be a Timeline, not str."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_deep", [True, False])
 def test_schemas_that_are_no_json(is_deep: bool, tiny: CocoaEngine) -> None:
     """One is too deep, the other holds itself."""

@@ -133,6 +133,7 @@ BASE = _requirements(PROJECT["dependencies"])
 EXTRAS = {extra: _requirements(lines) for extra, lines in PROJECT["optional-dependencies"].items()}
 
 
+@pytest.mark.slow
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
     declared = {*BASE, *EXTRAS["all"], *EXTRAS["ray"]}
     assert [str(one) for one in _imports() if one.package not in declared] == []

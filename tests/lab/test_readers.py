@@ -81,6 +81,7 @@ def dialogue(text: str, sentences: list[Any]) -> str:
     return json.dumps({"d": {"utterances": ["u"], "query": "", "annotations": {"m": summary}}})
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(20)
 def test_diasumfact_with_a_long_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is read once, and errors are searched in sentences of so many characters."""

@@ -99,6 +99,7 @@ ODD: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("road", ["blocks", "transformers"])
 @pytest.mark.parametrize("name", sorted(gguf_metadata.AGREEING))
 def test_each_setting_is_honoured_or_refused(tmp_path: Path, name: str, road: str) -> None:

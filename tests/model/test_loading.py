@@ -68,6 +68,7 @@ def test_embedded_default(capfd: pytest.CaptureFixture[str]) -> None:
     assert tokenizer.decode(answer).startswith("The capital of France is Paris")
 
 
+@pytest.mark.slow
 def test_names_of_a_local_folder(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last reads like a Hub id."""
     monkeypatch.setenv("HOME", str(tiny.parent))

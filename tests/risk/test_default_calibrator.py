@@ -68,6 +68,7 @@ def test_where_it_applies_it_warns_once_of_what_is_out_of_domain(monkeypatch: py
         one.with_calibrator(known).generate(PROMPT)
 
 
+@pytest.mark.slow
 def test_parts_of_answers_have_no_risk_of_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     one, known = default(monkeypatch)
     with warnings.catch_warnings():

@@ -170,6 +170,7 @@ def counted(backend: Backend) -> Iterator[list[TokenTree]]:
         yield opened
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_an_answer_is_measured_alike_with_and_without_the_prefix_cache(architecture: str) -> None:
     prompt = [3 + 7 * number % 200 for number in range(90)]

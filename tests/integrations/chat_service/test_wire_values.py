@@ -93,6 +93,7 @@ def answers() -> dict[str, Any]:
     return {"completion": completion, "whole": whole, "chunks": [*chunks[:2], *chunks[-2:]]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["whole", "chunks", "completion"])
 def test_each_value_of_an_answer(service: RemoteChat, app: Answering, kind: str, answers: dict[str, Any]) -> None:
     good, stream, call = answers[kind], kind == "chunks", PROMPT if kind == "completion" else CHAT

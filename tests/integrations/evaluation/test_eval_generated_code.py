@@ -112,6 +112,7 @@ def test_right_code_passes_and_wrong_code_fails(run: Passes) -> None:
     assert run("def sum(a, b): return a * b", ["assert sum(3, 4) == 12"])  # a name of Python, too
 
 
+@pytest.mark.slow
 def test_leaving_early_is_no_pass_and_endless_code_is_ended(run: Passes) -> None:
     for code in ("import sys; sys.exit(0)", "import os; os._exit(0)", "raise SystemExit", "exit()"):
         assert not run(code, ["assert False"])
@@ -119,6 +120,7 @@ def test_leaving_early_is_no_pass_and_endless_code_is_ended(run: Passes) -> None
     assert not run("", ["import time\ntime.sleep(600)"], seconds=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["", "while True:\n    pass"])
 def test_processes_that_the_code_starts_are_ended(end: str, nothing_confines: None, tmp_path: Path) -> None:
     note = tmp_path / "child"

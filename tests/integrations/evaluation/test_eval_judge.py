@@ -160,6 +160,7 @@ def test_rubbish_is_kept_retried_and_never_true(folder: Path, rubbish: str) -> N
     assert judge_run(folder, RuleJudge(rule=_long_is_true))["arms"][0]["unjudged"] == 0  # asked again, and answered
 
 
+@pytest.mark.slow
 def test_faults_and_time_outs_are_retried(folder: Path) -> None:
     unwritable = "\ud83d"
     long = ['{"verdict": ' * 5_000, '{"verdict": ' + "1" * 5000]

@@ -434,6 +434,7 @@ def assert_follows(answer: Any) -> None:
         assert_offsets_follow(text, citations)
 
 
+@pytest.mark.slow
 @settings(max_examples=75, deadline=None)
 @given(SPANS, st.none() | st.just("Well.</think>\n\n") | st.just("Hm </think>"), VALUES, STEPS, st.booleans())
 def test_offsets_follow_any_steps(spans: Any, reasoning: Any, values: Any, steps: Any, compact: bool) -> None:
@@ -467,6 +468,7 @@ def test_a_citation_is_never_inside_of_a_mark() -> None:
         assert answer.text[citation["start"] : citation["end"]] == "old"
 
 
+@pytest.mark.slow
 @settings(max_examples=75, deadline=None)
 @given(SPANS, VALUES, STEPS)
 def test_the_same_steps_in_any_order_and_again_change_nothing(spans: Any, values: Any, steps: Any) -> None:
@@ -486,6 +488,7 @@ def test_the_same_steps_in_any_order_and_again_change_nothing(spans: Any, values
         assert {after(message_of(spans), order).text for order in orders} == {message.text}
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(SPANS, st.lists(st.tuples(st.sampled_from(UNITS), st.sampled_from([0.3, 0.5, 0.8])), max_size=4))
 def test_one_mark_of_several_gates_is_never_inside_itself(spans: Any, gates: Any) -> None:
@@ -508,6 +511,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(JSON, st.sampled_from(["{}", " {}\n", "```json\n{}\n```"]), st.data(), VALUES, STEPS)
 def test_json_stays_as_it_is(value: Any, form: str, data: st.DataObject, values: Any, steps: Any) -> None:
@@ -534,6 +538,7 @@ def test_json_stays_as_it_is(value: Any, form: str, data: st.DataObject, values:
         assert add(list(risk_gate(0.5, on_risk="mark").transform(iter(streamed(spans))))).text == text
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(SPANS, STEPS.filter(lambda steps: ("cite",) not in steps))
 def test_generations_and_dicts(spans: Any, steps: Any) -> None:

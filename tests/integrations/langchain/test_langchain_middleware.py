@@ -416,6 +416,7 @@ def reviewed(risky: RiskyToolCalls) -> Any:
     return reviewed_agent(chat, HumanInTheLoopMiddleware(interrupt_on={"double": review}), tools=[double])
 
 
+@pytest.mark.slow
 async def test_an_agent_stops_at_a_risky_argument_and_goes_on_after_an_edit() -> None:
     agent = reviewed(RiskyToolCalls(0.0))
     state = await agent.ainvoke(DOUBLE, THREAD)
@@ -491,6 +492,7 @@ def test_an_agent_calls_a_tool_and_answers() -> None:
     assert [get_risk(call).to_dict(), get_risk(answer).to_dict()] == without_run(risk.reports)
 
 
+@pytest.mark.slow
 async def test_a_risky_call_is_not_run() -> None:
     _, call, result, _ = calling().invoke(DOUBLE)["messages"]
     measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"].risk

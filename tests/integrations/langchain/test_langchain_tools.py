@@ -224,6 +224,7 @@ def chat() -> ChatCocoa:
     return ChatCocoa(engine=engine_for_schemas(), max_tokens=250)
 
 
+@pytest.mark.slow
 @METHODS
 def test_every_field_of_structured_output_has_its_risk(chat: ChatCocoa, method: Any) -> None:
     model = chat.with_structured_output(Order, method=method, include_raw=True)

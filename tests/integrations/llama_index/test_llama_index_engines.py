@@ -695,6 +695,7 @@ class Stripping(Changing):
         return Response(response=str(response.response).strip(), source_nodes=response.source_nodes, metadata={})
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(
     st.sampled_from(MODES),
@@ -748,6 +749,7 @@ async def test_a_chat_keeps_what_engines_inside_it_wrote(
     assert_offsets_follow(response.response, response.metadata["cocoa_risk"]["spans"])
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(SPANS.filter(lambda spans: any(text.strip() for text, _ in spans)), min_size=3, max_size=3),

@@ -116,6 +116,7 @@ def call(value: Any, written: Callable[[Any], Any] = lambda value: {"a": value})
 assert {("messages", "*", "tool_calls"), ("cocoa", "stop"), ("prompt", "*")} <= {path for path, *_ in PATHS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(PATHS), ids=lambda kind: ".".join(kind[0]))
 async def test_a_body_costs_no_more_than_its_values_whatever_they_are(
     tiny: Speaker, monkeypatch: pytest.MonkeyPatch, kind: Any
@@ -291,6 +292,7 @@ async def test_few_large_bodies_are_in_memory_and_small_ones_do_not_wait(complet
     assert await asyncio.gather(*tasks) == [10 * LARGE] * 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stalled", "healthy"), [(2, 10), (10, 2), (10, 10)])
 async def test_bodies_that_do_not_come_keep_no_other_waiting(
     stalled: int, healthy: int, monkeypatch: pytest.MonkeyPatch

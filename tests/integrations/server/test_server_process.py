@@ -145,6 +145,7 @@ WORK: list[tuple[str, dict[str, Any]]] = [
 """Requests whose work takes minutes: a grammar, a template, the validation of an answer."""
 
 
+@pytest.mark.slow
 async def test_a_client_that_leaves_ends_work_outside_of_forward_passes(
     listen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -477,6 +478,7 @@ NO_HTTP = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(NO_HTTP)))
 def test_what_is_not_http_gets_the_error_of_the_protocol_and_ends_its_connection(
     ask: Callable[[str], Any], number: int

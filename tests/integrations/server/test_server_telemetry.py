@@ -117,6 +117,7 @@ async def test_load_refusals_and_clients_that_leave() -> None:
     assert found["request_success_total", ("length",)] == 1
 
 
+@pytest.mark.slow
 async def test_apps_share_neither_counts_of_answers_nor_of_scored_texts_and_need_the_key() -> None:
     engine, settings = speaker(ends=False), ServerSettings(api_keys=("secret",), served_names=("tiny", "other"))
     first, second = create_app(engine), create_app(engine, settings)

@@ -95,6 +95,7 @@ def test_only_contexts_that_the_prompt_has_are_the_source(quick: CocoaEngine) ->
         assert not any("passage_attention" in span for span in spans)
 
 
+@pytest.mark.slow
 def test_the_report_of_a_judge_has_what_other_reports_have(quick: CocoaEngine) -> None:
     report = AnswerJudge(quick).judge(QUESTION, ANSWER, CONTEXTS).report
     assert set(risk_report(quick.score(QUESTION, ANSWER, source=[QUESTION]))) <= set(report.to_dict())

@@ -85,6 +85,7 @@ def test_stretches_of_any_text(text: str, data: st.DataObject) -> None:
             assert any(number in one.numbers for one in found)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.lists(st.tuples(ANY, st.sampled_from([0.1, 0.9])), max_size=6))
 def test_no_risky_word_is_left_after_redaction(spans: list[tuple[str, float]]) -> None:
@@ -118,6 +119,7 @@ SIGNS = (
 REDACT = "█"
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     st.lists(st.tuples(ANY, st.sampled_from([0.1, 0.9])), max_size=8),
@@ -128,6 +130,7 @@ def test_a_stream_shows_what_a_whole_answer_shows(spans: list[tuple[str, float]]
     assert add(streamed(spans, gate)).text == gate.invoke(message_of(spans)).text
 
 
+@pytest.mark.slow
 @settings(max_examples=250)
 @given(
     st.lists(
@@ -148,6 +151,7 @@ def test_a_stream_of_signs_loses_no_text_and_shows_no_risky_word(spans: list[tup
         assert shown == REDACT or not (risky[at] and was.isalnum()) or at in kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -484,6 +484,7 @@ def test_types_in_json_mode(form: Any, passing: list[Any], failing: list[Any]) -
     check(request, passing, failing, in_prompt=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schema", "passing", "failing"), rows(IN_JSON))
 def test_json_schemas_at_every_door(
     chat: ChatCocoa, schema: dict[str, Any], passing: list[Any], failing: list[Any]
@@ -542,6 +543,7 @@ def test_other_values_have_it_too(chat: ChatCocoa, form: Any, value: Any, expect
     assert chat.with_structured_output(form).last.invoke(AIMessage(json.dumps(value))) == expected  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [Node, Box[int]])
 async def test_llama_index_predicts_objects_of_it(form: Any) -> None:
     engine = engine_for_schemas()

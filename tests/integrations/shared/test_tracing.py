@@ -150,6 +150,7 @@ def test_a_span_that_has_ended_and_a_broken_stream_get_nothing(models: SimpleNam
     assert tracer.attributes("ended") == tracer.attributes("broken") == {}
 
 
+@pytest.mark.slow
 def test_without_a_span_nothing_happens_and_nothing_is_kept(models: SimpleNamespace, tracer: Tracer) -> None:
     chat = models.chat
     assert not trace.get_current_span().is_recording()

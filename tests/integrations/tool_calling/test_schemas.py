@@ -267,6 +267,7 @@ def test_a_value_that_a_grammar_would_round_is_refused_at_once(key: str, value: 
         ToolRequest.of(response_format=json_format({key: value if key == "const" else [value, 1]}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [150, 1000])
 @pytest.mark.parametrize("backwards", [True, False])
 def test_references_inside_each_other_never_end_the_process(count: int, backwards: bool) -> None:

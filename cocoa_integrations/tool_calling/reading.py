@@ -143,7 +143,7 @@ class _Answer:
         between: list[str] = []
         at = scanned = begin
         while True:
-            tags = [found for tag in (opening, closing) if tag and (found := text.find(tag, scanned)) >= 0]
+            tags = [place for tag in (opening, closing) if tag and (place := text.find(tag, scanned)) >= 0]
             stop = min(tags, default=len(text))
             brace = text.find("{", scanned, stop)
             if names is not None and not new and text[scanned : stop if brace < 0 else brace].strip(_BETWEEN):
@@ -179,7 +179,7 @@ class _Answer:
 
 
 def _call(text: str, at: int, style: CallFormat, tag: str, done: bool) -> tuple[str | None, Call, int | None]:
-    """The call that begins with a brace: its name if it is complete, the call, and its end once it is count."""
+    """The call that begins with a brace: its name if it is complete, the call, and its end once that is known."""
     members = members_at(text, at)
     name_keys, argument_keys = (*style.keys(NAME), "name"), (*style.keys({}), *_ARGUMENTS)
     ignored = (*style.keys(ID), *style.keys(NUMBER), *_IGNORED)

@@ -19,10 +19,6 @@ HERMES = CallFormat(
     before='<tool_call>\n{"name": "', between='", "arguments": ', after="}\n</tool_call>", separator="\n"
 )
 """Also of Qwen 2.5 and 3 and many others, and of our own prompt."""
-LLAMA = CallFormat(before='{"name": "', between='", "parameters": ', after="}", several=False)
-"""Of Llama 3.1 to 3.3: the answer is a single call."""
-MISTRAL = CallFormat("[TOOL_CALLS] [", '{"name": "', '", "arguments": ', "}", ", ", "]")
-"""Of Mistral's models up to 2024."""
 
 _formats: WeakKeyDictionary[Any, tuple[str, tuple[CallFormat | None, bool]]] = WeakKeyDictionary()
 """By tokenizer: the source of its chat template, and the format that was derived from it."""

@@ -1,5 +1,12 @@
 """Chat templates that write tools and calls as well-known models do, without what does not matter here."""
 
+from cocoa_integrations.tool_calling.call_format import CallFormat
+
+LLAMA_CALLS = CallFormat(before='{"name": "', between='", "parameters": ', after="}", several=False)
+"""The calls of Llama 3.1 to 3.3: the answer is a single one."""
+MISTRAL_CALLS = CallFormat("[TOOL_CALLS] [", '{"name": "', '", "arguments": ', "}", ", ", "]")
+"""Those of Mistral's models up to 2024."""
+
 HERMES = """{% if tools %}<|im_start|>system
 {% if messages[0].role == 'system' %}{{ messages[0].content }}
 

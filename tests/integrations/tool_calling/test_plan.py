@@ -12,7 +12,7 @@ import pytest
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.tool_calling import Plan, ToolRequest
 from cocoa_integrations.tool_calling.call_format import CallFormat
-from cocoa_integrations.tool_calling.formats import HERMES, LLAMA, MISTRAL, template_format
+from cocoa_integrations.tool_calling.formats import HERMES, template_format
 from cocoa_integrations.tool_calling.schemas import closed
 from tests.helpers import tool_templates
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -36,7 +36,11 @@ def allowed(mode: str, *tools: Any) -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
 
 
-STYLES = [(tool_templates.HERMES, HERMES), (tool_templates.LLAMA, LLAMA), (tool_templates.MISTRAL, MISTRAL)]
+STYLES = [
+    (tool_templates.HERMES, HERMES),
+    (tool_templates.LLAMA, tool_templates.LLAMA_CALLS),
+    (tool_templates.MISTRAL, tool_templates.MISTRAL_CALLS),
+]
 
 
 @cache

@@ -17,9 +17,10 @@ from cocoa_integrations._shared.reasoning import ReasoningSplitter
 from cocoa_integrations.chat_service.local import GrowingAnswer
 from cocoa_integrations.tool_calling.call_format import CallFormat
 from cocoa_integrations.tool_calling.calls import Reading
-from cocoa_integrations.tool_calling.formats import HERMES, LLAMA, MISTRAL
+from cocoa_integrations.tool_calling.formats import HERMES
 from cocoa_integrations.tool_calling.json_text import MAX_DEPTH, field_offsets
 from cocoa_integrations.tool_calling.reading import read
+from tests.helpers.tool_templates import LLAMA_CALLS, MISTRAL_CALLS
 
 NAMES = ("weather", "add")
 WEATHER = '{"name": "weather", "arguments": {"city": "Lyon", "days": 3}}'
@@ -82,23 +83,23 @@ ADD_CALL = ("add", {"a": 1, "b": [2, {"c": None}]}, None)
             (HERMES, f'<tool_call>{{"name": "add"{none}}}</tool_call>', "", [("add", {}, None)])
             for none in ("", *(f', "arguments": {value}' for value in ("null", "{}", '""', '" "', '"null"', '"{}"')))
         ),
-        (LLAMA, f"{WEATHER}; {ADD}", "", [WEATHER_CALL, ADD_CALL]),
-        (LLAMA, f"{WEATHER} and {ADD} too", " and  too", [WEATHER_CALL, ADD_CALL]),
-        (LLAMA, f'{WEATHER} {{"name": "Lyon"}}', ' {"name": "Lyon"}', [WEATHER_CALL]),
-        (LLAMA, '{"name": "add", "a": 1}', "", [(None, None, "no place for a member 'a'")]),
-        (MISTRAL, f"[{WEATHER} {ADD}] Done.", "] Done.", [WEATHER_CALL, ADD_CALL]),
-        (MISTRAL, f"Look. [TOOL_CALLS] [{WEATHER}] [TOOL_CALLS] [{ADD}]", "Look. ", [WEATHER_CALL, ADD_CALL]),
-        (MISTRAL, "[TOOL_CALLS] sorry", "", [(None, None, "before the call is")]),
+        (LLAMA_CALLS, f"{WEATHER}; {ADD}", "", [WEATHER_CALL, ADD_CALL]),
+        (LLAMA_CALLS, f"{WEATHER} and {ADD} too", " and  too", [WEATHER_CALL, ADD_CALL]),
+        (LLAMA_CALLS, f'{WEATHER} {{"name": "Lyon"}}', ' {"name": "Lyon"}', [WEATHER_CALL]),
+        (LLAMA_CALLS, '{"name": "add", "a": 1}', "", [(None, None, "no place for a member 'a'")]),
+        (MISTRAL_CALLS, f"[{WEATHER} {ADD}] Done.", "] Done.", [WEATHER_CALL, ADD_CALL]),
+        (MISTRAL_CALLS, f"Look. [TOOL_CALLS] [{WEATHER}] [TOOL_CALLS] [{ADD}]", "Look. ", [WEATHER_CALL, ADD_CALL]),
+        (MISTRAL_CALLS, "[TOOL_CALLS] sorry", "", [(None, None, "before the call is")]),
         (HERMES, '<tool_call>\n{"name": "add", "arguments": {"a": 1', "", [("add", None, "before the call is")]),
         (HERMES, '<tool_call>\n{"name": "ad', "", [(None, None, "before the call is")]),
         (HERMES, "<tool_call>", "", [(None, None, "before the call is")]),
-        (LLAMA, '{"name": "add", "parameters": {"a": 1}}', "", [("add", {"a": 1}, None)]),
-        (LLAMA, '{"name": "Lyon", "country": "France"}', '{"name": "Lyon", "country": "France"}', []),
-        (LLAMA, "{1, 2} is a set.", "{1, 2} is a set.", []),
-        (LLAMA, '{"name": "add", "parameters": {"a": ', "", [("add", None, "before the call is")]),
-        (MISTRAL, f"[TOOL_CALLS] [{WEATHER}, {ADD}]", "", [WEATHER_CALL, ADD_CALL]),
-        (MISTRAL, f" [{WEATHER}]", "", [WEATHER_CALL]),
-        (MISTRAL, "[1, 2]", "[1, 2]", []),
+        (LLAMA_CALLS, '{"name": "add", "parameters": {"a": 1}}', "", [("add", {"a": 1}, None)]),
+        (LLAMA_CALLS, '{"name": "Lyon", "country": "France"}', '{"name": "Lyon", "country": "France"}', []),
+        (LLAMA_CALLS, "{1, 2} is a set.", "{1, 2} is a set.", []),
+        (LLAMA_CALLS, '{"name": "add", "parameters": {"a": ', "", [("add", None, "before the call is")]),
+        (MISTRAL_CALLS, f"[TOOL_CALLS] [{WEATHER}, {ADD}]", "", [WEATHER_CALL, ADD_CALL]),
+        (MISTRAL_CALLS, f" [{WEATHER}]", "", [WEATHER_CALL]),
+        (MISTRAL_CALLS, "[1, 2]", "[1, 2]", []),
         (HERMES, adding('{"a": NaN}'), "", [("add", None, "not valid JSON")]),
         (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1e999}}</tool_call>', "", [("add", None, "not valid")]),
     ],
@@ -162,7 +163,7 @@ def words(*texts: str) -> Counter[str]:
 @st.composite
 def answers(draw: st.DrawFn) -> tuple[CallFormat, str]:
     """A format, and an answer of calls and other text, right and wrong, in which every word occurs once."""
-    style = draw(st.sampled_from([HERMES, LLAMA, MISTRAL]))
+    style = draw(st.sampled_from([HERMES, LLAMA_CALLS, MISTRAL_CALLS]))
     count = iter(range(10_000))
 
     def word(kind: str = "W") -> str:
@@ -264,7 +265,7 @@ def test_values_are_where_they_are_said_to_be() -> None:
     assert [text[slice(*call.offsets)] for call in (weather, add)] == [WEATHER, ADD]
 
 
-@pytest.mark.parametrize("style", [HERMES, LLAMA, MISTRAL])
+@pytest.mark.parametrize("style", [HERMES, LLAMA_CALLS, MISTRAL_CALLS])
 def test_nothing_is_called_before_the_answer_begins(style: CallFormat) -> None:
     thought = f"<think>I could {style.write('add', {'a': 1})}.</think>"
     text = thought + style.write("weather", {"city": "Lyon"})

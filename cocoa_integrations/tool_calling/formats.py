@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from cocoa_engine import CocoaEngine
@@ -20,27 +21,43 @@ HERMES = CallFormat(
 )
 """Also of Qwen 2.5 and 3 and many others, and of our own prompt."""
 
-_formats: WeakKeyDictionary[Any, tuple[str, tuple[CallFormat | None, bool]]] = WeakKeyDictionary()
-"""By tokenizer: the source of its chat template, and the format that was derived from it."""
+Result = TypeVar("Result")
+_derived: WeakKeyDictionary[Any, tuple[str, dict[Any, Any]]] = WeakKeyDictionary()
+"""By tokenizer: the source of its chat template, and what each function derived from it."""
 
 
+def _once(derive: Callable[[CocoaEngine], Result]) -> Callable[[CocoaEngine], Result]:
+    """The function, which is called once for each chat template of a tokenizer."""
+
+    @wraps(derive)
+    def held(engine: CocoaEngine) -> Result:
+        tokenizer = engine.tokenizer
+        source = repr((getattr(tokenizer, "chat_template", None), getattr(tokenizer, "special_tokens_map", None)))
+        derived_from, results = _derived.get(tokenizer, ("", {}))
+        if derived_from != source:
+            results = {}
+            _derived[tokenizer] = source, results
+        if derive not in results:
+            results[derive] = derive(engine)
+        result: Result = results[derive]
+        return result
+
+    return held
+
+
+@_once
 def template_format(engine: CocoaEngine) -> tuple[CallFormat | None, bool]:
     """The format in which a chat template writes tool calls, and whether it describes the tools in the prompt.
 
     The format is ``None`` if the template writes no calls, or none that can be read.
     """
-    tokenizer = engine.tokenizer
-    source = repr((getattr(tokenizer, "chat_template", None), getattr(tokenizer, "special_tokens_map", None)))
-    derived_from, result = _formats.get(tokenizer, ("", (None, False)))
-    if derived_from != source:
-        asked = _rendering(engine, tools=TOOLS)([QUESTION], True)
-        described = asked is not None and TOOL_NAME in asked
-        style = derived(_rendering(engine, tools=TOOLS) if described else _rendering(engine))
-        result = style, described and style is not None
-        _formats[tokenizer] = source, result
-    return result
+    asked = _rendering(engine, tools=TOOLS)([QUESTION], True)
+    described = asked is not None and TOOL_NAME in asked
+    style = derived(_rendering(engine, tools=TOOLS) if described else _rendering(engine))
+    return style, described and style is not None
 
 
+@_once
 def template_reasoning(engine: CocoaEngine) -> ReasoningTags:
     """What a chat template writes around reasoning; ``<think>`` and ``</think>`` if it writes none."""
     reads = any(names(engine, field) for field in ("reasoning", "thinking"))

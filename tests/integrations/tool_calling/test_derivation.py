@@ -17,7 +17,7 @@ from cocoa_engine import CocoaEngine
 from cocoa_integrations.chat_service.local import GrowingAnswer
 from cocoa_integrations.tool_calling import Plan, ToolRequest
 from cocoa_integrations.tool_calling.derivation import Probe
-from cocoa_integrations.tool_calling.formats import template_format
+from cocoa_integrations.tool_calling.formats import template_format, template_reasoning
 from cocoa_integrations.tool_calling.values import value_at
 from tests.helpers import tool_templates
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -281,6 +281,7 @@ def test_a_long_answer_takes_linear_time(template: str, repeated: str) -> None:
 def test_another_chat_template_of_a_tokenizer_has_its_own_format() -> None:
     engine = engine_of("hermes", ("<|own|>",))
     assert template_format(engine) is template_format(engine)
+    assert template_reasoning(engine) is template_reasoning(engine)
     engine.tokenizer.chat_template = TEMPLATES["parameters"]
     assert template_format(engine) == template_format(engine_of("parameters"))
 

@@ -393,6 +393,20 @@ def test_half_precision(architecture: str, dtype: torch.dtype) -> None:
     assert engine.model.dtype is dtype
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_deep_model_may_differ_by_its_own_rounding(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by a wrong cache: here the keys of the branches are lost."""
+    shape = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.2}
+    model = tiny_model("llama", num_hidden_layers=24, **shape).bfloat16()
+    if wrong:
+        write = KeyValues.write
+        monkeypatch.setattr(
+            KeyValues, "write", lambda store, layer, start, keys, values: write(store, layer, start, keys * 0, values)
+        )
+    chosen = choose(LanguageModel(model), Runtime(linears="stock"))
+    assert (chosen.backend.forward_name == "lean") is not wrong, chosen.reason
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["static_lean", "lean", "modules", "masked_modules"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding"])

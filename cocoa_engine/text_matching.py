@@ -14,6 +14,24 @@ def normalized(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
+def contains(text: str, answers: Sequence[str]) -> bool:
+    """Whether a text contains one of the answers word for word, when both are normalised."""
+    words = f" {normalized(text)} "
+    return any(f" {answer} " in words for answer in map(normalized, answers) if answer)
+
+
+_DECLINED = re.compile(
+    r"(\b(not|never|no)|n't)\b[^.]*\b(say|says|state[sd]?|mention(s|ed)?|specif(y|ies|ied)|provide[sd]?|give[ns]?|known?|"
+    r"information|contain(s|ed)?|answer|find|found|clear|sure|available)\b|\bunknown\b|\bcannot\b|\bunable\b",
+    re.IGNORECASE,
+)
+
+
+def declines(answer: str) -> bool:
+    """Whether an answer says, in English, that something is not known or not in the text. It decides by phrases."""
+    return bool(_DECLINED.search(answer))
+
+
 def token_f1(text: str, other: str) -> float:
     """The F1 score of the normalised words of two texts, in [0, 1]. Two texts without words have 1."""
     first, second = normalized(text).split(), normalized(other).split()

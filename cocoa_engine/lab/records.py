@@ -10,7 +10,7 @@ from random import Random
 from typing import TypeVar
 
 from cocoa_engine.errors import DataError
-from cocoa_engine.text_matching import normalized
+from cocoa_engine.text_matching import contains
 
 MAX_PARTS = 10_000
 """Maximum number of labelled parts of an answer."""
@@ -155,8 +155,7 @@ class Question:
 
     def is_right(self, answer: str) -> bool:
         """Whether an answer contains a known answer word for word, ignoring case, punctuation and articles."""
-        words = f" {normalized(answer)} "
-        return any(f" {normalized(expected)} " in words for expected in self.answers)
+        return contains(answer, self.answers)
 
 
 Record = TypeVar("Record", LabelledText, Question)

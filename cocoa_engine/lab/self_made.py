@@ -21,6 +21,7 @@ from cocoa_engine.lab.forced import ProfileCache, force
 from cocoa_engine.lab.measured import labelled_features, own_answers
 from cocoa_engine.lab.records import LabelledSpan, LabelledText, Question
 from cocoa_engine.risk.features import Level
+from cocoa_engine.text_matching import declines
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -168,12 +169,6 @@ REQUESTS = (
 )
 """The wordings of a request, in turn."""
 
-_DECLINED = re.compile(
-    r"(\b(not|never|no)|n't)\b[^.]*\b(say|says|state[sd]?|mention(s|ed)?|specif(y|ies|ied)|provide[sd]?|give[ns]?|known?|"
-    r"information|contain(s|ed)?|answer|find|found|clear|sure|available)\b|\bunknown\b|\bcannot\b|\bunable\b",
-    re.IGNORECASE,
-)
-
 _TERM = re.compile(
     r"(?<=[a-z,] )(?:[A-Z][a-z]+(?: [A-Z][a-z]+)+|\d{1,2} (?:January|February|March|April|May|June|July|August|"
     r"September|October|November|December) \d{4}|\d[\d,.]*\d|[A-Z][a-z]{3,})(?=[ ,.;])"
@@ -199,7 +194,7 @@ class MadeQuestion(Question):
 
     def is_right(self, answer: str) -> bool:
         """Whether an answer has the known answer or, if the passage lacks it, says so."""
-        return super().is_right(answer) or (not self.answerable and bool(_DECLINED.search(answer)))
+        return super().is_right(answer) or (not self.answerable and declines(answer))
 
 
 def made_questions(documents: Sequence[str] = (), count: int = QUESTIONS, seed: int = 0) -> list[MadeQuestion]:

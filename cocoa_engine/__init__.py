@@ -6,8 +6,6 @@
 >>> [(span.text, span.f_mlds) for span in answer.spans]
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """The directory for files that the package creates once per machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """Cancelling calls from another thread."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 import time
@@ -17,7 +15,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _GRACE = 0.3  # seconds that an interruptible function has to end by itself: nearly all do
-_current: ContextVar[Cancellation | None] = ContextVar("cocoa_cancellation", default=None)
+_current: "ContextVar[Cancellation | None]" = ContextVar("cocoa_cancellation", default=None)
 
 
 class Cancellation:

@@ -1,7 +1,5 @@
 """Agreement of an answer with sampled answers to the same prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from pydantic import ConfigDict, Field

@@ -4,8 +4,6 @@ Each message says what is wrong and how to fix it. Errors are raised before any 
 occur during the work, such as :class:`NonFiniteLogitsError`.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -155,7 +153,7 @@ class CalibrationError(CocoaError, ValueError):
     """A file is not a calibrator, or a calibrator cannot be fitted or used on the given data."""
 
 
-def explain(error: ValidationError) -> str:
+def explain(error: "ValidationError") -> str:
     """The first errors of a pydantic validation in one line, with shortened values."""
     lines = []
     details = error.errors(include_url=False, include_context=False)

@@ -5,8 +5,6 @@ runtime waits for threads that do not exist there. An engine cannot be used in a
 middle of a change. The child can load an engine of its own, and can free or close what it inherited.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -3,8 +3,6 @@
 Neither torch nor transformers is imported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Memory that was freed, and Python's garbage collector."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 from collections.abc import Iterator

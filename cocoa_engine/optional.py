@@ -1,7 +1,5 @@
 """Optional packages: one error for a missing package, and no log messages from unused ones."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -8,8 +8,6 @@ Python has joined all other threads before it calls exit hooks. Hooks run in rev
 were registered after the import of this module can still use an engine.
 """
 
-from __future__ import annotations
-
 import atexit
 import threading
 import time

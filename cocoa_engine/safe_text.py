@@ -1,7 +1,5 @@
 """Foreign text in messages and logs: control characters and lone surrogates become visible, long texts shorter."""
 
-from __future__ import annotations
-
 import logging
 import reprlib
 from numbers import Number

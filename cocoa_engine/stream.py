@@ -1,7 +1,5 @@
 """The spans of an answer, each as soon as it is decided."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import weakref
@@ -85,7 +83,7 @@ class SpanStream(Iterator[Span]):
         with contextlib.suppress(ValueError):  # another thread runs the generator, which sees `closing`
             self._spans.close()
 
-    def __enter__(self) -> SpanStream:
+    def __enter__(self) -> "SpanStream":
         return self
 
     def __exit__(self, *error: object) -> None:

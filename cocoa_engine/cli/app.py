@@ -1,7 +1,5 @@
 """The application with all commands. Errors are shown as one line, or with their traceback under ``--debug``."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

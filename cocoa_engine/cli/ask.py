@@ -1,7 +1,5 @@
 """cocoa ask and cocoa compare: answers with the risk of their parts."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -54,7 +52,7 @@ def answer_json(generation: Generation, divided: Generation | None = None) -> st
 
 
 def decode_live(
-    stream: SpanStream,
+    stream: "SpanStream",
     console: Console,
     spans: list[Span],
     drawn: Callable[[Sequence[Span]], Text],
@@ -79,7 +77,7 @@ def decode_live(
     return stream.generation
 
 
-def first_span(stream: SpanStream, progress: Progress) -> list[Span]:
+def first_span(stream: "SpanStream", progress: Progress) -> list[Span]:
     """The first span, if the prompt is long. How much of it is read is shown."""
     from cocoa_engine.execution.backends.shared_cache import PREFILL_CHUNK
 

@@ -1,7 +1,5 @@
 """cocoa chat: a conversation in the terminal."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -48,7 +46,7 @@ class Conversation:
     """
 
     def __init__(
-        self, engine: CocoaEngine, config: CocoaConfig, system: str | None, console: Console, *, interactive: bool
+        self, engine: "CocoaEngine", config: CocoaConfig, system: str | None, console: Console, *, interactive: bool
     ) -> None:
         self._engine, self._config, self._system, self._console = engine, config, system, console
         self._interactive, self._marks = interactive, console.color_system is None

@@ -1,7 +1,5 @@
 """Loading the model of a command, ``cocoa info``, and ``cocoa bench``: the time per token of your model here."""
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 from json import dumps
@@ -34,7 +32,7 @@ def load_engine(
     *,
     progress: Progress,
     **of_runtime: Any,
-) -> CocoaEngine:
+) -> "CocoaEngine":
     """Load a model. Only here are torch and transformers imported, so that ``--help`` and bad input are fast."""
     declared = declared_options(model, options, calibrator, **of_runtime)
     named = "the embedded model" if model is None else Path(model).name if Path(model).exists() else model

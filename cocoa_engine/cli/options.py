@@ -1,7 +1,5 @@
 """Options that several commands share, those of the settings and of plug-ins."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable

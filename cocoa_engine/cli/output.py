@@ -1,7 +1,5 @@
 """The output of commands: the console, notes on stderr, JSON, and the files written beside it."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """The progress of a command on stderr: one bar for all its stages on a terminal, elsewhere a line every 10 seconds."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

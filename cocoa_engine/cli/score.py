@@ -1,7 +1,5 @@
 """cocoa score: the scores of given texts after a prompt. Nothing is generated."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -60,7 +58,7 @@ if TYPE_CHECKING:
 
 
 def score_rows(
-    engine: CocoaEngine, rows: Path, out: Path, config: CocoaConfig, *, progress: Progress | None = None
+    engine: "CocoaEngine", rows: Path, out: Path, config: CocoaConfig, *, progress: Progress | None = None
 ) -> tuple[int, int]:
     """Score the rows of a file, and write them with their risk. The file is replaced when all rows are scored.
 
@@ -97,7 +95,7 @@ class Row(ResultModel):
     source: str | None = None
 
 
-def scored_row(engine: CocoaEngine, number: int, line: str, config: CocoaConfig) -> tuple[str, bool]:
+def scored_row(engine: "CocoaEngine", number: int, line: str, config: CocoaConfig) -> tuple[str, bool]:
     """A row with its risk or its error as a JSON line, and whether it has an error."""
 
     def as_line(row: dict[str, Any]) -> str:  # a lone surrogate, which a file cannot hold, stays escaped

@@ -1,7 +1,5 @@
 """The commands that measure the method on data: signal, alpha, heads and threshold."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import sys
@@ -347,7 +345,7 @@ def threshold(
             raise interrupt
 
 
-def _table(title: str, default: Row | None, rows: Sequence[Row], *, labelled: bool) -> Table:
+def _table(title: str, default: "Row | None", rows: "Sequence[Row]", *, labelled: bool) -> Table:
     columns = {"answers stopped": "answers"}
     if any(row.spans is not None for row in rows):
         columns["spans stopped"] = "spans"

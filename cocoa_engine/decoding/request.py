@@ -1,7 +1,5 @@
 """A request: the checked settings, prompt and rules of one call."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar

@@ -1,7 +1,5 @@
 """Tasks: requests while they are decoded, alone or in a batch."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Generator, Sequence

@@ -8,8 +8,6 @@ A pass wakes only the callers whose work it finished, and one that runs the next
 between two passes would grow with the square of their number.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter, deque

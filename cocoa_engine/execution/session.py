@@ -1,7 +1,5 @@
 """The state that all calls of an engine share: the model, its tokenizer, the backend and the scheduler."""
 
-from __future__ import annotations
-
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +30,8 @@ class Session:
 
     def __init__(
         self,
-        model: PreTrainedModel | LightModel,
-        tokenizer: PreTrainedTokenizerBase | Tokens,
+        model: "PreTrainedModel | LightModel",
+        tokenizer: "PreTrainedTokenizerBase | Tokens",
         runtime: Runtime,
         model_name: str | None = None,
     ) -> None:

@@ -6,8 +6,6 @@ and reports 1.125 to 1.768 on its models. It states neither which of the two is 
 aggregated. This reconstruction uses |log p_S| / MLDS, the alpha at which CoCoA's penalty is as large as log p_S.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,7 +39,7 @@ class AlphaRange(NamedTuple):
 
 
 def collect(
-    engine: CocoaEngine,
+    engine: "CocoaEngine",
     prompts: Sequence[str | Sequence[int]],
     config: CocoaConfig,
     *,

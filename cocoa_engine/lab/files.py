@@ -1,7 +1,5 @@
 """Data files as rows. What cannot be read ends in a DataError that names the file and the line."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

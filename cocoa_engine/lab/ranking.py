@@ -1,7 +1,5 @@
 """Statistics of rankings: AUROC and AUPRC with bootstrap intervals, and the paper's paired test."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """The signal study: its measurements, record, tables and plots."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables in Markdown, and how they are shown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console

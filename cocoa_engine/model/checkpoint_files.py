@@ -3,8 +3,6 @@
 transformers passes wrong values of a tokenizer's files on, to where they fail, and opens whatever an index names.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from functools import partial

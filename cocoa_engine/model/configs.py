@@ -1,7 +1,5 @@
 """Reads the config of a model: the facts that decoding needs, and whether it is a causal language model at all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

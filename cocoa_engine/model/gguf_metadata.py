@@ -4,8 +4,6 @@ Each setting of the file's architecture must agree with the model's config, whic
 no table has is refused by its name: without a scaling, a window or a cap a model gives wrong answers and no error.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

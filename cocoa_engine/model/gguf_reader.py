@@ -1,7 +1,5 @@
 """Reads the metadata and the tensors of a GGUF file. The tensors stay in the file, which is mapped into memory."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import mmap

@@ -1,7 +1,5 @@
 """Converts prompts and texts to token ids, checks them before the model runs, and finds the passages of a prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral

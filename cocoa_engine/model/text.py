@@ -1,7 +1,5 @@
 """Checks of text that users give."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

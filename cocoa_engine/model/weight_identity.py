@@ -4,8 +4,6 @@ The lean forward pass is compared with transformers' modules once for the same w
 that finds the note does without the modules, see :class:`~cocoa_engine.model.light_model.LightModel`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

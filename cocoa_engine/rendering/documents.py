@@ -1,7 +1,5 @@
 """Renderings as files: Markdown, SVG, and the choice among formats."""
 
-from __future__ import annotations
-
 import io
 import re
 import shlex

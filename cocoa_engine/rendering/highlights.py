@@ -1,7 +1,5 @@
 """The parts of an answer to highlight, by the risk scale and by differences between answers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -75,7 +73,7 @@ class RiskScale:
     absolute: bool = True
 
     @classmethod
-    def of(cls, spans: Iterable[Span]) -> RiskScale:
+    def of(cls, spans: Iterable[Span]) -> "RiskScale":
         """The scale of some spans; without levels if any risk is a raw MLDS."""
         return cls(not any(span.risk_source in RAW for span in spans))
 

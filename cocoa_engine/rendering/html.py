@@ -6,8 +6,6 @@ competed. Text from the model is escaped, its control characters are made visibl
 from the page's.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import cache

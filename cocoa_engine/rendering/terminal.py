@@ -8,8 +8,6 @@ only ``marks=True`` shows it. In a comparison, text that the answers share is di
 differs is put ``{in braces}``, which nest with the brackets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD

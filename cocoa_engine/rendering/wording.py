@@ -1,7 +1,5 @@
 """The words of renderings: metrics, sources of risk, verdicts and checks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf, isnan
 from typing import Any

@@ -4,8 +4,6 @@ A text is fed to the model (teacher forcing). At each position where several tok
 decoding. Branches of many positions share forward passes, and tokens that they have in common are fed once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 
 from torch import Tensor

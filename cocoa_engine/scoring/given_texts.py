@@ -1,7 +1,5 @@
 """Scores of given texts, as generations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

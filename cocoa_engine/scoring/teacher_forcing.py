@@ -1,7 +1,5 @@
 """Measures given texts after a prompt, alone or as branches of one tree, as spans."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise

@@ -4,8 +4,6 @@ In a tree, tokens of a common prefix are fed once. Texts are fed in groups. A gr
 as many tokens as the backend feeds at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``cocoa eval`` compares decoding methods on a data file, and ``cocoa judge`` lets an LLM judge the answers."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
@@ -181,7 +179,7 @@ def judge(
     show(shown, output(no_color=False), as_markdown=markdown)
 
 
-def chat_model(name: str) -> BaseChatModel:
+def chat_model(name: str) -> "BaseChatModel":
     """The chat model of a judge, ``provider:model``."""
     chat_models = need("langchain.chat_models", extra="agents", what="cocoa judge")
     try:

@@ -13,8 +13,6 @@ value, from the main tables and from those on gating, alpha and layers.
   and is left out. The paper does not say which layers are "all".
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence

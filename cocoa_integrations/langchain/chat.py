@@ -1,7 +1,5 @@
 """The chat model."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from importlib.util import find_spec
@@ -106,7 +104,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
     def _llm_type(self) -> str:
         return "cocoa-chat"
 
-    def _resolve_model_profile(self) -> ModelProfile:
+    def _resolve_model_profile(self) -> "ModelProfile":
         window = None if self.is_remote else self._engine_or_lazy.context_window
         enforces = self.is_remote or find_spec("llguidance") is not None
         limit: ModelProfile = {} if window is None else {"max_input_tokens": window}
@@ -243,7 +241,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
             return "\n".join(entry["content"] for entry in request.messages or ())
         return LocalChat(self.load()).prompt_text(request)
 
-    def calls_like(self, other: ChatCocoa) -> bool:
+    def calls_like(self, other: "ChatCocoa") -> bool:
         """Whether calls of both models have the same options and tools."""
         return self._tool_request == other._tool_request and all(
             getattr(self, name) == getattr(other, name) for name in PER_CALL

@@ -1,7 +1,5 @@
 """The nodes that a query retrieved: as the passages of the prompts that are made of them, and their context lift."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher

@@ -1,7 +1,5 @@
 """``cocoa serve --ray``: the server on a Ray cluster, until a signal."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterator
@@ -86,7 +84,7 @@ def _serve(settings: RaySettings, signals: list[int], own: bool, progress: Progr
             serve.shutdown()
 
 
-def drain(gateways: DeploymentHandle, timeout: float) -> None:
+def drain(gateways: "DeploymentHandle", timeout: float) -> None:
     """Let gateways refuse new requests, and end those that run after ``timeout`` seconds.
 
     Without this, Ray Serve would answer new requests with a plain 404 as soon as the application is deleted.

@@ -1,7 +1,5 @@
 """The app: its routes, middleware and errors, and its OpenAPI document."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

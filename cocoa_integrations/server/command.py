@@ -1,7 +1,5 @@
 """``cocoa serve``: serve a model with OpenAI's protocol. Registered as an entry point of ``cocoa``."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict, make_dataclass
 from pathlib import Path
@@ -123,7 +121,7 @@ def serve(
         runner(declared_options(model, loading, calibrator, **runtime), config, settings, threads=loading.threads)
         return
 
-    def load() -> CocoaEngine:
+    def load() -> "CocoaEngine":
         engine = load_engine(model, loading, calibrator, progress=Progress("serve"), **runtime)
         engine.config = config
         return engine

@@ -1,7 +1,5 @@
 """Errors on the wire, always as OpenAI's, and lines of the log, none of which has text of a request."""
 
-from __future__ import annotations
-
 import copy
 import json
 import logging

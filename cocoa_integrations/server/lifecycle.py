@@ -5,8 +5,6 @@ seen the largest work once, so that the memory of a server grows for a long time
 what is free there is given back every few seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os

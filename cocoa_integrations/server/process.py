@@ -1,7 +1,5 @@
 """The process of a server: uvicorn, which answers malformed HTTP as JSON, and lets running answers end."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

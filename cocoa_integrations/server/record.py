@@ -1,7 +1,5 @@
 """What is noted about one request that decodes: in the log, in the metrics and in the trace."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

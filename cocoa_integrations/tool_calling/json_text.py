@@ -1,7 +1,5 @@
 """Parsing of JSON that may be cut off, and the places of its values."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Parsing of the text and the tool calls in a complete or a partial answer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace

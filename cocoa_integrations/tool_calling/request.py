@@ -1,7 +1,5 @@
 """A request for tool calls, or for JSON with a schema."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +31,7 @@ class ToolRequest:
         strict: bool | None = None,
         parallel_tool_calls: bool | None = None,
         response_format: Mapping[str, Any] | None = None,
-    ) -> ToolRequest:
+    ) -> "ToolRequest":
         """Create a request from the options of a call, which have OpenAI's meanings; others are a ``ConfigError``.
 
         ``tool_choice`` may also be ``"any"``, ``True``, or the name of a tool. A ``{"type": "json_object"}`` may have a

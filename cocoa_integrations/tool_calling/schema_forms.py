@@ -1,7 +1,5 @@
 """The JSON schema of every form in which a schema or a function can be given."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from types import UnionType

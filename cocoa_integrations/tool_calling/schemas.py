@@ -4,8 +4,6 @@ Workers of :mod:`cocoa_engine.confined` run this module, because a regular expre
 time without end. So it imports neither torch nor transformers.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

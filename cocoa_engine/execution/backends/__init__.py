@@ -3,8 +3,6 @@
 :func:`choose` tests the backends in order on the given model, so that unknown architectures never give wrong results.
 """
 
-from __future__ import annotations
-
 import weakref
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ prefix, and the slots of the other branches become free. The keys and values of 
 share a prefix with them.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections import OrderedDict
@@ -139,7 +137,7 @@ class SharedTree(TokenTree):
 
     keeps_rest = True
 
-    def __init__(self, backend: SharedCache, prompt: Sequence[int], store: KeyValues, capture: CaptureSpec) -> None:
+    def __init__(self, backend: "SharedCache", prompt: Sequence[int], store: KeyValues, capture: CaptureSpec) -> None:
         super().__init__(prompt, capture)
         self.backend = backend
         self.store = store

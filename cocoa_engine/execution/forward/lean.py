@@ -4,8 +4,6 @@ It computes the same as Hugging Face's modules with less overhead: projections t
 product, rotary tables are computed once, and masks are built only where they are needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast

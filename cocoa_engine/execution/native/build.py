@@ -4,8 +4,6 @@ Any obstacle (no compiler, another processor, another OpenMP runtime) is reporte
 torch's operators then do the same work.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """``/v1/chat/completions``, ``/v1/completions`` and ``/v1/cocoa/score``: whole answers and streams."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """What is served, with which settings, limits, names and metrics, and whether the server lives."""
 
-from __future__ import annotations
-
 import platform
 from typing import Any
 

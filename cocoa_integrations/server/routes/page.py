@@ -1,7 +1,5 @@
 """``/``: a page on which a person asks, sees the answer grow with its risk, and compares two methods."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

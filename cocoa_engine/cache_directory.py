@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cocoa_engine.errors import safe_logger
 from cocoa_engine.output_files import write_file
-from cocoa_engine.safe_text import safe_logger
 
 logger = safe_logger(__name__)
 

@@ -18,7 +18,7 @@ from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.session import Session
 from cocoa_engine.model.prompts import Prompt, Source, passage_positions, prompt_ids, require_fits, text_ids
 from cocoa_engine.results import Generation
-from cocoa_engine.scoring.teacher_forcing import score_spans
+from cocoa_engine.scoring.given_texts import score_spans
 from cocoa_engine.scoring.text_tree import fed
 from cocoa_engine.spans import Measured, Span
 

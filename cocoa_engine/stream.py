@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 from types import GeneratorType
 from typing import cast
 
-from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.decoding.request import Request
 from cocoa_engine.decoding.task import DecodeTask
 from cocoa_engine.errors import RequestCancelledError
 from cocoa_engine.execution.session import Session
-from cocoa_engine.process_exit import at_work
+from cocoa_engine.interruptions import Cancellation, at_work
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.policy import RiskPolicy
 from cocoa_engine.spans import Span

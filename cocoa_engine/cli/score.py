@@ -30,6 +30,7 @@ from cocoa_engine.cli.options import (
 )
 from cocoa_engine.cli.output import (
     Html,
+    Progress,
     check_writable,
     on_interrupt,
     output,
@@ -38,14 +39,12 @@ from cocoa_engine.cli.output import (
     print_note,
     write,
 )
-from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Sources, read_source
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import rule_without_rivals
-from cocoa_engine.errors import CocoaError, ConfigError, DataError
+from cocoa_engine.errors import CocoaError, ConfigError, DataError, need
 from cocoa_engine.lab.files import read_parquet, read_text
 from cocoa_engine.methods import METHODS
-from cocoa_engine.optional import need
 from cocoa_engine.output_files import draft_of, is_stream
 from cocoa_engine.rendering.documents import render
 from cocoa_engine.rendering.highlights import visible

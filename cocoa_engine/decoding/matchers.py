@@ -8,9 +8,7 @@ from urllib.parse import unquote
 
 from cocoa_engine.arguments import of_type
 from cocoa_engine.confined import FORKS, loaded, run
-from cocoa_engine.errors import ConfigError, safe_cause
-from cocoa_engine.optional import need
-from cocoa_engine.safe_text import shortened
+from cocoa_engine.errors import ConfigError, need, safe_cause, shortened
 
 MOST_STATES = 256
 """Rows of requests whose place in a grammar is kept. The answers of others are read from their beginning again."""

@@ -3,10 +3,9 @@
 import os
 from typing import TYPE_CHECKING, Any
 
-from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.execution.backends import Backend, Chosen, choose, state_of
 from cocoa_engine.execution.scheduler import Scheduler
-from cocoa_engine.forks import require_process
+from cocoa_engine.interruptions import Cancellation, require_process
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.tokenizer import Tokens
 from cocoa_engine.runtime import Runtime

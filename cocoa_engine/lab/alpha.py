@@ -14,9 +14,8 @@ import numpy as np
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import ranking_mlds
-from cocoa_engine.errors import CalibrationError
+from cocoa_engine.errors import CalibrationError, need
 from cocoa_engine.lab.cache import AnswerCache, answered
-from cocoa_engine.optional import need
 from cocoa_engine.output_files import draft_of
 from cocoa_engine.results import Generation
 

@@ -11,9 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from cocoa_engine.errors import DataError, explain
-from cocoa_engine.optional import need
-from cocoa_engine.safe_text import shortened
+from cocoa_engine.errors import DataError, explain, need, shortened
 
 INFLATED_LIMIT = 2**30
 """Number of bytes to which a compressed file may grow. A small file can contain any number of them."""

@@ -11,10 +11,9 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as theirs
 
 from cocoa_engine.config import require_stop_texts
-from cocoa_engine.errors import ChatTemplateError, ConfigError, safe_cause
+from cocoa_engine.errors import ChatTemplateError, ConfigError, safe_cause, short_repr
 from cocoa_engine.model.language_model import PASSED_ON, LanguageModel
 from cocoa_engine.model.tokenizer import Tokens
-from cocoa_engine.safe_text import short_repr
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

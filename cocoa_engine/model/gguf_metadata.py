@@ -8,10 +8,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from cocoa_engine.errors import ModelLoadError
+from cocoa_engine.errors import ModelLoadError, short_repr
 from cocoa_engine.model.configs import require_layer_count
 from cocoa_engine.model.gguf_reader import GgufFile
-from cocoa_engine.safe_text import short_repr
 
 
 class Metadata(Mapping[str, Any]):

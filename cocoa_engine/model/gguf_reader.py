@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cocoa_engine.errors import ModelLoadError, safe_cause
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.errors import ModelLoadError, safe_cause, short_repr
 
 SUFFIX = ".gguf"
 

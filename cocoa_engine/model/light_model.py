@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 
-from cocoa_engine.forks import free_in_child
-from cocoa_engine.memory import collector_paused
-from cocoa_engine.optional import quiet_torchao
+from cocoa_engine.interruptions import free_in_child
+from cocoa_engine.memory import collector_paused, quiet_torchao
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from cocoa_engine.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from cocoa_engine.errors import ConfigError, ModelLoadError, UnsupportedModelError, safe_logger
 from cocoa_engine.memory import release_free_memory
 from cocoa_engine.model import experts
 from cocoa_engine.model.blocks import BlockTensor, block_size
 from cocoa_engine.model.checkpoint_files import safetensors_files
 from cocoa_engine.model.gguf_model import without_weights
-from cocoa_engine.safe_text import safe_logger
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -17,10 +17,10 @@ import transformers
 from torch import Tensor, nn
 
 from cocoa_engine.cache_directory import cache_directory, keep_newest, read_note, write_note
+from cocoa_engine.errors import safe_logger
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.configs import attention_heads
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.safe_text import safe_logger
 
 logger = safe_logger(__name__)
 

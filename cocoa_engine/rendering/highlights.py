@@ -8,8 +8,8 @@ from itertools import groupby, pairwise
 from typing import Protocol
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.errors import safe
 from cocoa_engine.risk import LOWEST_SHADE, Check, Unit
-from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import RAW, RiskSource, Span, Usage
 
 

@@ -5,9 +5,9 @@ from math import inf, isnan
 from typing import Any
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.errors import safe
 from cocoa_engine.rendering.highlights import Answer, RiskScale, visible
 from cocoa_engine.risk import Check, Unit, tokens_of
-from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import RAW, Span
 
 METRIC_NAMES = {"f_mlds": "fMLDS", "con_mlds": "ConMLDS"}

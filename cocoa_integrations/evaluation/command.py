@@ -10,8 +10,7 @@ import typer
 from cocoa_engine import CocoaConfig
 from cocoa_engine.cli.info import declared_options, load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, Runner, with_options
-from cocoa_engine.cli.output import on_interrupt, output
-from cocoa_engine.cli.progress import Progress, Stage
+from cocoa_engine.cli.output import Progress, Stage, on_interrupt, output
 from cocoa_engine.errors import ConfigError, MissingExtraError, safe_cause
 from cocoa_engine.integration import MODEL_NAME, need
 from cocoa_engine.lab.tables import show

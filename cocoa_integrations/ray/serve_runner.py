@@ -7,8 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import CocoaConfig
-from cocoa_engine.cli.output import print_note
-from cocoa_engine.cli.progress import Progress
+from cocoa_engine.cli.output import Progress, print_note
 from cocoa_engine.errors import CocoaError
 from cocoa_engine.integration import LoadOptions, safe_logger
 from cocoa_integrations.ray.jobs import connected, everywhere, last_line

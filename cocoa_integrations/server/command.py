@@ -11,8 +11,7 @@ from rich.markup import escape
 from cocoa_engine import CocoaConfig, Runtime
 from cocoa_engine.cli.info import declared_options, load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, Runner, with_options
-from cocoa_engine.cli.output import print_note
-from cocoa_engine.cli.progress import Progress
+from cocoa_engine.cli.output import Progress, print_note
 from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.integration import MODEL_NAME, need
 from cocoa_integrations.server.settings import ServerSettings
@@ -104,7 +103,7 @@ def serve(
     The decoding settings are the defaults of requests, which can change them.
     """
     need("uvicorn", extra="serve", what="cocoa serve")
-    from cocoa_integrations.server.lifecycle import keep_one_arena
+    from cocoa_integrations.server.process import keep_one_arena
 
     keep_one_arena()  # before there are threads
     from cocoa_integrations.server.app import create_app

@@ -15,8 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from cocoa_engine.errors import CocoaError, MissingExtraError
-from cocoa_engine.optional import DISTRIBUTIONS, need, quiet_torchao
+from cocoa_engine.errors import DISTRIBUTIONS, CocoaError, MissingExtraError, need
+from cocoa_engine.memory import quiet_torchao
 from tests.helpers.paths import PYPROJECT, ROOT
 from tests.helpers.processes import run
 

@@ -16,14 +16,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from cocoa_engine.errors import safe_logger
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, TokenTree
 from cocoa_engine.execution.forward.base import Forward, KeyValues, Segment, StepOutput
 from cocoa_engine.execution.forward.source_attention import SourceProbe, probe_of
-from cocoa_engine.forks import free_in_child
+from cocoa_engine.interruptions import free_in_child
 from cocoa_engine.model import light_model
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.safe_text import safe_logger
 
 logger = safe_logger(__name__)
 

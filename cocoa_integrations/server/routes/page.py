@@ -13,7 +13,7 @@ from cocoa_engine import METHODS, CocoaConfig
 from cocoa_engine.rendering.highlights import BOUNDS
 from cocoa_engine.rendering.html import style_sheet
 from cocoa_engine.rendering.wording import SOURCES
-from cocoa_integrations.server.lifecycle import state_of
+from cocoa_integrations.server.process import state_of
 
 router = APIRouter()
 

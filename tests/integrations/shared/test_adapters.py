@@ -35,9 +35,8 @@ ENGINE_MODULES = {
     "cocoa_engine.arguments",  # settings are checked as the engine's are
     "cocoa_engine.cli.info",  # the commands `cocoa eval` and `cocoa judge` are plugins of the CLI
     "cocoa_engine.cli.options",
-    "cocoa_engine.cli.progress",
-    "cocoa_engine.cli.score",  # which actors of Ray score too
     "cocoa_engine.cli.output",
+    "cocoa_engine.cli.score",  # which actors of Ray score too
     "cocoa_engine.confined",  # a request has one budget
     "cocoa_engine.equations",
     "cocoa_engine.lab.files",
@@ -50,7 +49,6 @@ ENGINE_MODULES = {
     "cocoa_engine.rendering.html",  # the server's page looks like the document
     "cocoa_engine.rendering.highlights",
     "cocoa_engine.rendering.wording",  # and says the same
-    "cocoa_engine.safe_text",
     "cocoa_engine.text_matching",
 }
 """The modules of the engine that integrations import."""

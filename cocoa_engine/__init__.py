@@ -6,12 +6,9 @@
 >>> [(span.text, span.f_mlds) for span in answer.spans]
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import (
     CalibrationError,
@@ -30,9 +27,9 @@ from cocoa_engine.errors import (
     UnsupportedModelError,
     WorkerError,
 )
-from cocoa_engine.memory import collector_paused
+from cocoa_engine.interruptions import Cancellation
+from cocoa_engine.memory import collector_paused, quiet_torchao
 from cocoa_engine.methods import METHODS
-from cocoa_engine.optional import quiet_torchao
 from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.risk import CalibrationWarning, Check, MeasuredText, RiskCalibrator, Unit, UnitLevel
 from cocoa_engine.runtime import Runtime

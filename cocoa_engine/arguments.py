@@ -1,7 +1,5 @@
 """Checks what callers pass in: a wrong argument ends in one of this package's errors, before any work."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar

@@ -1,7 +1,5 @@
 """The directory for files that the package creates once per machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat
@@ -11,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cocoa_engine.errors import safe_logger
 from cocoa_engine.output_files import write_file
-from cocoa_engine.safe_text import safe_logger
 
 logger = safe_logger(__name__)
 

@@ -32,10 +32,15 @@ from multiprocessing.spawn import get_executable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from cocoa_engine.cancellation import Cancellation, current_cancellation
 from cocoa_engine.errors import ConfigError, EngineBusyError, WorkerError
-from cocoa_engine.forks import call_in_child, free_in_child
-from cocoa_engine.process_exit import require_running, resting
+from cocoa_engine.interruptions import (
+    Cancellation,
+    call_in_child,
+    current_cancellation,
+    free_in_child,
+    require_running,
+    resting,
+)
 
 if sys.platform != "win32":
     import fcntl

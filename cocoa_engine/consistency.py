@@ -1,18 +1,15 @@
 """Agreement of an answer with sampled answers to the same prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from pydantic import ConfigDict, Field
 
 from cocoa_engine.arguments import ResultModel
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.errors import ConfigError, short_repr
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import Check
 from cocoa_engine.risk.units import DISAGREE
-from cocoa_engine.safe_text import short_repr
 from cocoa_engine.text_matching import normalized, support, token_f1
 
 MAX_SAMPLES = 10_000  # maximum number of sampled answers. All of them are kept

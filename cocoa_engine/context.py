@@ -1,7 +1,5 @@
 """The source of an answer: how much context lifts its tokens, and which passage they attend to."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -20,7 +18,7 @@ from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.session import Session
 from cocoa_engine.model.prompts import Prompt, Source, passage_positions, prompt_ids, require_fits, text_ids
 from cocoa_engine.results import Generation
-from cocoa_engine.scoring.teacher_forcing import score_spans
+from cocoa_engine.scoring.given_texts import score_spans
 from cocoa_engine.scoring.text_tree import fed
 from cocoa_engine.spans import Measured, Span
 
@@ -36,7 +34,7 @@ class ContextLift(ResultModel):
     token_log_probs: list[float] = Field(description="Lift of log p of each token of the span.")
 
     @classmethod
-    def between(cls, with_context: Measured, without: Measured) -> ContextLift:
+    def between(cls, with_context: Measured, without: Measured) -> "ContextLift":
         """The difference of one span's statistics. Both spans must have the same number of tokens."""
         tokens = zip(with_context.token_log_probs, without.token_log_probs, strict=True)
         return cls(

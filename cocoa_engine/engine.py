@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 from typing_extensions import Self
 
 from cocoa_engine.arguments import given_or_new, of_type
-from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.consistency import Consistency, Match, compare, sample_configs
 from cocoa_engine.decoding.request import PerPrompt, Request, for_each, make_request
@@ -19,6 +18,7 @@ from cocoa_engine.decoding.task import decode_batch
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.info import ModelInfo
+from cocoa_engine.interruptions import Cancellation
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.callables import Criteria, Processors
 from cocoa_engine.model.detokenizer import Detokenizer

@@ -1,7 +1,5 @@
 """Facts about a loaded model."""
 
-from __future__ import annotations
-
 from typing import Literal, cast
 
 from pydantic import ConfigDict, Field
@@ -42,7 +40,7 @@ class ModelInfo(ResultModel):
     native_obstacle: str | None = Field(description="Why the native kernels cannot be used. `None` if they can.")
 
     @classmethod
-    def of(cls, session: Session) -> ModelInfo:
+    def of(cls, session: Session) -> "ModelInfo":
         """Collect the facts about a model. Selects its backend, if that has not been done before."""
         model, chosen = session.model, session.chosen
         names = ("architecture", "num_layers", "context_window", "vocab_size")

@@ -3,15 +3,14 @@
 Neither torch nor transformers is imported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cocoa_engine.confined import one_budget
 from cocoa_engine.confined import run as run_confined
 from cocoa_engine.decoding.matchers import unenforced_here, written
-from cocoa_engine.forks import free_in_child
+from cocoa_engine.errors import need, safe_logger, short_repr, shortened
+from cocoa_engine.interruptions import free_in_child
 from cocoa_engine.model.callables import Criterion, Processor
 from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_engine.model.load_options import (
@@ -23,10 +22,8 @@ from cocoa_engine.model.load_options import (
     loading_arguments,
 )
 from cocoa_engine.model.text import block_text, require_unicode
-from cocoa_engine.optional import need
 from cocoa_engine.risk.clauses import clauses, marked_stretches, open_block, open_inline
 from cocoa_engine.risk.words import is_unspaced
-from cocoa_engine.safe_text import safe_logger, short_repr, shortened
 
 __all__ = [
     "ACCESS_OPTIONS",

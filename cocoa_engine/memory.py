@@ -1,11 +1,10 @@
-"""Memory that was freed, and Python's garbage collector."""
-
-from __future__ import annotations
+"""Imports of large packages, without their log messages and without collecting garbage; memory that was freed."""
 
 import ctypes
 import gc
+import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 OF_COMMANDS = (50_000, 10, 10)  # thresholds of the collector for a process that runs one command
 
@@ -27,6 +26,24 @@ def collector_paused() -> Iterator[None]:
             gc.freeze()
             gc.unfreeze()
         gc.enable()
+
+
+@contextmanager
+def quiet_torchao() -> Iterator[None]:
+    """Suppress the log messages of torchao while it is imported.
+
+    transformers imports torchao with its model classes, wherever it is installed. Its warnings, about kernels for other
+    machines, do not concern a model that is not quantised.
+    """
+
+    def drop(record: logging.LogRecord) -> bool:
+        return False
+
+    with ExitStack() as stack:
+        for name in ("torchao", "torch.utils._pytree"):
+            logging.getLogger(name).addFilter(drop)
+            stack.callback(logging.getLogger(name).removeFilter, drop)
+        yield
 
 
 def release_free_memory() -> bool:

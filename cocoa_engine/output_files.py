@@ -4,8 +4,6 @@ Other users may write to the folder too. Drafts are therefore made under new nam
 written through the descriptor that they were made with.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import stat

@@ -1,7 +1,5 @@
 """Settings of how a model is run. They affect speed and memory. Only narrower weights change answers."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field

@@ -1,7 +1,5 @@
 """Plain data: the spans of an answer, the candidates that competed in it, and their statistics."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import ConfigDict, Field, computed_field

@@ -1,7 +1,5 @@
 """The spans of an answer, each as soon as it is decided."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import weakref
@@ -10,12 +8,11 @@ from dataclasses import dataclass, field, replace
 from types import GeneratorType
 from typing import cast
 
-from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.decoding.request import Request
 from cocoa_engine.decoding.task import DecodeTask
 from cocoa_engine.errors import RequestCancelledError
 from cocoa_engine.execution.session import Session
-from cocoa_engine.process_exit import at_work
+from cocoa_engine.interruptions import Cancellation, at_work
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.policy import RiskPolicy
 from cocoa_engine.spans import Span
@@ -85,7 +82,7 @@ class SpanStream(Iterator[Span]):
         with contextlib.suppress(ValueError):  # another thread runs the generator, which sees `closing`
             self._spans.close()
 
-    def __enter__(self) -> SpanStream:
+    def __enter__(self) -> "SpanStream":
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -1,7 +1,5 @@
 """Comparison of short texts by their words."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter

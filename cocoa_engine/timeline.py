@@ -1,7 +1,5 @@
 """When the phases of a call began and ended."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The risk of answers that another model, or a person, wrote, measured sentence by sentence. Needs no framework."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import re

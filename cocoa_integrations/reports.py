@@ -1,7 +1,5 @@
 """Reading the risk of answers of LangChain and LlamaIndex, neither of which is imported."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ A span gets the attributes ``cocoa.max_risk``, ``cocoa.mean_risk``, ``cocoa.risk
 ``cocoa.answers`` of all complete answers that were requested while it was current. See docs/how-to/act-on-risk.md.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterable
@@ -32,7 +30,7 @@ EVENT_NAME = "gen_ai.evaluation.result"
 
 
 # the sum and number of the risks under a span, and its attributes, which cannot be read back
-_totals: WeakKeyDictionary[Span, tuple[float, int, dict[str, Any]]] = WeakKeyDictionary()
+_totals: "WeakKeyDictionary[Span, tuple[float, int, dict[str, Any]]]" = WeakKeyDictionary()
 _lock = free_in_child(threading.Lock())
 
 
@@ -132,7 +130,7 @@ class Scoring:
 
 
 def emit_event(
-    scoring: Scoring, report: RiskReport, *, response_id: str | None, provider: LoggerProvider | None
+    scoring: Scoring, report: RiskReport, *, response_id: str | None, provider: "LoggerProvider | None"
 ) -> None:
     """Emit the ``gen_ai.evaluation.result`` event of an answer, in the context of the current span."""
     if provider is None and not _is_traced():

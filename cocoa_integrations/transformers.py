@@ -1,7 +1,5 @@
 """CoCoA decoding in transformers' ``generate``: ``model.generate(**inputs, custom_generate=cocoa)``."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -251,7 +249,7 @@ class _Decoder:
     def __call__(self, text: str, **_: Any) -> NoReturn:
         raise PromptError("prompts are token ids here.")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Decoder:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Decoder":
         return self
 
     def decode(self, token_ids: Sequence[int], **options: Any) -> str:

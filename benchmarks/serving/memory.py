@@ -113,8 +113,7 @@ def _serve(port: int, threads: int, runtime: dict[str, int]) -> None:
 
     from cocoa_engine import CocoaEngine, Runtime
     from cocoa_integrations.server import ServerSettings, create_app
-    from cocoa_integrations.server.lifecycle import keep_one_arena
-    from cocoa_integrations.server.process import DrainingServer
+    from cocoa_integrations.server.process import DrainingServer, keep_one_arena
 
     keep_one_arena()
     torch.set_num_threads(threads)

@@ -1,7 +1,5 @@
 """The command line ``cocoa``, a thin layer over the engine. One file per command."""
 
-from __future__ import annotations
-
 import gc
 import sys
 

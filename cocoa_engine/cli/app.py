@@ -1,7 +1,5 @@
 """The application with all commands. Errors are shown as one line, or with their traceback under ``--debug``."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal
@@ -19,8 +17,8 @@ from typer.core import TyperGroup
 from cocoa_engine import __version__
 from cocoa_engine.cli.options import commands, load_command
 from cocoa_engine.cli.output import Terminated, describe_error, print_note
+from cocoa_engine.errors import safe
 from cocoa_engine.risk import CalibrationWarning
-from cocoa_engine.safe_text import safe
 
 INTERRUPTED, TERMINATED = 130, 143  # what a shell reports for a program that Ctrl-C or SIGTERM ended
 _python_format = warnings.formatwarning

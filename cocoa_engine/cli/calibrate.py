@@ -17,14 +17,21 @@ from rich.text import Text
 from cocoa_engine.cli import measured
 from cocoa_engine.cli.info import load_engine
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, file_option, with_options
-from cocoa_engine.cli.output import Overwrite, check_drawable, on_interrupt, output, print_json, print_note, reserved
-from cocoa_engine.cli.progress import Progress
+from cocoa_engine.cli.output import (
+    Overwrite,
+    Progress,
+    check_drawable,
+    on_interrupt,
+    output,
+    print_json,
+    print_note,
+    reserved,
+)
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.errors import CalibrationError, ConfigError, DataError
+from cocoa_engine.errors import CalibrationError, ConfigError, DataError, need
 from cocoa_engine.lab.data import LabelledText, Question, read_questions, sample
 from cocoa_engine.lab.files import read_document
 from cocoa_engine.methods import METHODS
-from cocoa_engine.optional import need
 from cocoa_engine.output_files import draft_of, is_stream
 from cocoa_engine.risk.calibrator import RiskCalibrator, Settings
 from cocoa_engine.risk.features import Level

@@ -1,7 +1,5 @@
 """Loading the model of a command, ``cocoa info``, and ``cocoa bench``: the time per token of your model here."""
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 from json import dumps
@@ -13,14 +11,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cocoa_engine.cli.options import OTHER_METHODS, Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.output import output, plain_table, print_json, print_note
-from cocoa_engine.cli.progress import Progress
+from cocoa_engine.cli.output import Progress, output, plain_table, print_json, print_note
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.errors import ConfigError, PromptError, safe
 from cocoa_engine.model import load_options
 from cocoa_engine.rendering.wording import count
 from cocoa_engine.runtime import Runtime
-from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import Usage
 
 if TYPE_CHECKING:
@@ -34,7 +30,7 @@ def load_engine(
     *,
     progress: Progress,
     **of_runtime: Any,
-) -> CocoaEngine:
+) -> "CocoaEngine":
     """Load a model. Only here are torch and transformers imported, so that ``--help`` and bad input are fast."""
     declared = declared_options(model, options, calibrator, **of_runtime)
     named = "the embedded model" if model is None else Path(model).name if Path(model).exists() else model

@@ -17,12 +17,11 @@ from filelock import FileLock
 
 from cocoa_engine import __version__
 from cocoa_engine.cache_directory import cache_directory, is_private, private_folder
-from cocoa_engine.cli.output import print_note
-from cocoa_engine.cli.progress import Progress
+from cocoa_engine.cli.output import Progress, print_note
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.errors import safe_logger
 from cocoa_engine.lab.data import FORMATS, LabelledText, checked, read_labelled, sample
 from cocoa_engine.rendering.wording import count
-from cocoa_engine.safe_text import safe_logger
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine

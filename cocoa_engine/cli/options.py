@@ -1,7 +1,5 @@
 """Options that several commands share, those of the settings and of plug-ins."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable
@@ -24,7 +22,7 @@ from cocoa_engine.model.load_options import default_of
 GROUP, RUNNERS = "cocoa.commands", "cocoa.runners"
 """The groups of entry points for commands of other packages, and for running a command elsewhere, as on a cluster."""
 
-BUILT_IN = {"ask": "ask", "chat": "chat", "compare": "ask", "score": "score", "info": "info", "bench": "info"}
+BUILT_IN = {"ask": "ask", "chat": "ask", "compare": "ask", "score": "score", "info": "info", "bench": "info"}
 BUILT_IN |= {"heads": "studies", "signal": "studies", "calibrate": "calibrate", "threshold": "studies"}
 BUILT_IN |= {"alpha": "studies"}
 """The commands of this package, each with its module. The function has the name of the command."""

@@ -1,7 +1,5 @@
 """The question of a command."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,7 +59,7 @@ class Request:
             raise PromptError("the question is empty")
         self.sources = [read_source(file) for file in self.source or ()]
 
-    def ask(self, engine: CocoaEngine, config: CocoaConfig) -> SpanStream:
+    def ask(self, engine: "CocoaEngine", config: CocoaConfig) -> "SpanStream":
         from cocoa_engine.model.prompts import chat_of
 
         prompt, source = "\n\n".join([*self.sources, self.question]), self.sources or None

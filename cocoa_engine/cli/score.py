@@ -1,7 +1,5 @@
 """cocoa score: the scores of given texts after a prompt. Nothing is generated."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +30,7 @@ from cocoa_engine.cli.options import (
 )
 from cocoa_engine.cli.output import (
     Html,
+    Progress,
     check_writable,
     on_interrupt,
     output,
@@ -40,14 +39,12 @@ from cocoa_engine.cli.output import (
     print_note,
     write,
 )
-from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Sources, read_source
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import rule_without_rivals
-from cocoa_engine.errors import CocoaError, ConfigError, DataError
+from cocoa_engine.errors import CocoaError, ConfigError, DataError, need
 from cocoa_engine.lab.files import read_parquet, read_text
 from cocoa_engine.methods import METHODS
-from cocoa_engine.optional import need
 from cocoa_engine.output_files import draft_of, is_stream
 from cocoa_engine.rendering.documents import render
 from cocoa_engine.rendering.highlights import visible
@@ -60,7 +57,7 @@ if TYPE_CHECKING:
 
 
 def score_rows(
-    engine: CocoaEngine, rows: Path, out: Path, config: CocoaConfig, *, progress: Progress | None = None
+    engine: "CocoaEngine", rows: Path, out: Path, config: CocoaConfig, *, progress: Progress | None = None
 ) -> tuple[int, int]:
     """Score the rows of a file, and write them with their risk. The file is replaced when all rows are scored.
 
@@ -97,7 +94,7 @@ class Row(ResultModel):
     source: str | None = None
 
 
-def scored_row(engine: CocoaEngine, number: int, line: str, config: CocoaConfig) -> tuple[str, bool]:
+def scored_row(engine: "CocoaEngine", number: int, line: str, config: CocoaConfig) -> tuple[str, bool]:
     """A row with its risk or its error as a JSON line, and whether it has an error."""
 
     def as_line(row: dict[str, Any]) -> str:  # a lone surrogate, which a file cannot hold, stays escaped

@@ -1,7 +1,5 @@
 """The commands that measure the method on data: signal, alpha, heads and threshold."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import sys
@@ -23,6 +21,7 @@ from cocoa_engine.cli.info import load_engine
 from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, file_option, with_options
 from cocoa_engine.cli.output import (
     Overwrite,
+    Progress,
     check_drawable,
     check_writable,
     output,
@@ -31,15 +30,13 @@ from cocoa_engine.cli.output import (
     print_note,
     reserved,
 )
-from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Raw, System, require_chat
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.errors import ConfigError, DataError
+from cocoa_engine.errors import ConfigError, DataError, need, short_repr
 from cocoa_engine.lab.data import detect_format, read_labelled, sample
-from cocoa_engine.optional import need, quiet_torchao
+from cocoa_engine.memory import quiet_torchao
 from cocoa_engine.output_files import write_file
 from cocoa_engine.rendering.wording import SOURCES, count
-from cocoa_engine.safe_text import short_repr
 
 if TYPE_CHECKING:
     from cocoa_engine.lab.stopping import Row
@@ -347,7 +344,7 @@ def threshold(
             raise interrupt
 
 
-def _table(title: str, default: Row | None, rows: Sequence[Row], *, labelled: bool) -> Table:
+def _table(title: str, default: "Row | None", rows: "Sequence[Row]", *, labelled: bool) -> Table:
     columns = {"answers stopped": "answers"}
     if any(row.spans is not None for row in rows):
         columns["spans stopped"] = "spans"

@@ -1,7 +1,5 @@
 """Branches of a risk point, and their scores."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,7 +133,7 @@ class Branch:
         if output.probe is not None:
             self.probe_scores.append(output.probe)
 
-    def cut(self, track: Detokenizer, outputs: Sequence[TokenOutput]) -> Branch:
+    def cut(self, track: Detokenizer, outputs: Sequence[TokenOutput]) -> "Branch":
         """The first tokens of the branch, those of some outputs, as a branch that no token may follow.
 
         None of them has been pushed to ``track`` yet.

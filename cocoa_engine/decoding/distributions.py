@@ -1,7 +1,5 @@
 """The distributions of the next tokens of one request, from the output of a pass, and its hidden states."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -31,7 +29,7 @@ class StateReader:
     intercept: float = 0.0
 
     @classmethod
-    def of(cls, spec: CaptureSpec, calibrator: RiskCalibrator | None) -> StateReader:
+    def of(cls, spec: CaptureSpec, calibrator: RiskCalibrator | None) -> "StateReader":
         """The reader of the states that ``spec`` captures, with the calibrator's probe."""
         window = None
         if spec.window is not None:

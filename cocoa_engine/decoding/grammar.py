@@ -18,14 +18,11 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from cocoa_engine.arguments import of_type
-from cocoa_engine.cancellation import Cancellation, current_cancellation
 from cocoa_engine.confined import CPU_SECONDS, FORKS, Budget, Load, Worker, current_budget, give_back, started
 from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.matchers import json_rule, json_schema_grammar, regex_grammar, require_size, unenforced
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.forks import free_in_child
-from cocoa_engine.optional import need
-from cocoa_engine.safe_text import safe_logger
+from cocoa_engine.errors import ConfigError, need, safe_logger
+from cocoa_engine.interruptions import Cancellation, current_cancellation, free_in_child
 
 __all__ = ["GrammarProcessor", "constraint", "json_rule", "json_schema_grammar", "regex_grammar", "unenforced"]
 

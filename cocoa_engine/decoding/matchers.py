@@ -1,7 +1,5 @@
 """Matchers of a grammar, and grammars of JSON schemas."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -10,14 +8,12 @@ from urllib.parse import unquote
 
 from cocoa_engine.arguments import of_type
 from cocoa_engine.confined import FORKS, loaded, run
-from cocoa_engine.errors import ConfigError, safe_cause
-from cocoa_engine.optional import need
-from cocoa_engine.safe_text import shortened
+from cocoa_engine.errors import ConfigError, need, safe_cause, shortened
 
 MOST_STATES = 256
 """Rows of requests whose place in a grammar is kept. The answers of others are read from their beginning again."""
 
-_compiled: dict[int, tuple[Any, dict[tuple[int, int], _MatcherState]]] = {}
+_compiled: "dict[int, tuple[Any, dict[tuple[int, int], _MatcherState]]]" = {}
 """By grammar: the matcher at the beginning of an answer, and the matchers of requests and rows."""
 
 

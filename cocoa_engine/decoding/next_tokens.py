@@ -1,7 +1,5 @@
 """The most probable next tokens, statistics of their distribution, and sampling from it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -117,7 +115,7 @@ class NextTokens:
         """The token that is chosen if no branches are opened."""
         return self.token_ids[0] if self.chosen is None else self.chosen.token_id
 
-    def competing(self, gamma: float, max_candidates: int) -> NextTokens:
+    def competing(self, gamma: float, max_candidates: int) -> "NextTokens":
         """The candidate set C = {w : p(w) >= gamma * max p}, at most ``max_candidates`` tokens.
 
         gamma = 1 is plain greedy decoding and gives one token, even if several are exactly tied (common in bfloat16).

@@ -1,7 +1,5 @@
 """A request: the checked settings, prompt and rules of one call."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -11,7 +9,6 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from cocoa_engine.arguments import given_or_new, of_type
-from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.next_tokens import Sampler
 from cocoa_engine.equations import middle_layers
@@ -19,6 +16,7 @@ from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.backends import Path
 from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS
 from cocoa_engine.execution.session import Session
+from cocoa_engine.interruptions import Cancellation, at_work
 from cocoa_engine.methods import METHODS, SamplingMethod
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.callables import Criteria, Criterion, Processor, Processors
@@ -26,7 +24,6 @@ from cocoa_engine.model.generation_config import eos_token_ids, logits_processor
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.prompts import ChatTokens, Prompt, Source, passage_positions, prompt_ids, require_room
-from cocoa_engine.process_exit import at_work
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.timeline import Timeline
 

@@ -1,7 +1,5 @@
 """Completes decided spans with their texts and risks, and builds generations from them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

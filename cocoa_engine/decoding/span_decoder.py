@@ -7,8 +7,6 @@
 requests tokens by their paths; ``token_feed.py`` decides in which pass each token is fed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Guesses of next tokens by prompt lookup, and what an answer has copied from its prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Tasks: requests while they are decoded, alone or in a batch."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
@@ -17,10 +15,10 @@ from cocoa_engine.errors import CalibrationError, ConfigError, UnsupportedModelE
 from cocoa_engine.execution.backends import Backend, FeedRequest, StepOutput
 from cocoa_engine.execution.scheduler import Work
 from cocoa_engine.execution.session import Session
+from cocoa_engine.interruptions import at_work
 from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.model.detokenizer import Detokenizer, SpanTexts
 from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.risk.policy import RiskPolicy, measures_source

@@ -3,8 +3,6 @@
 These are guesses by prompt lookup, and the continuation of a leading branch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Sequence
 
 import torch

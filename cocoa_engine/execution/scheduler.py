@@ -8,8 +8,6 @@ A pass wakes only the callers whose work it finished, and one that runs the next
 between two passes would grow with the square of their number.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter, deque
@@ -20,12 +18,10 @@ from typing import Any
 
 from torch import Tensor
 
-from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.errors import EngineBusyError, RequestCancelledError
 from cocoa_engine.execution.backends import Backend, FeedRequest, StepOutput, TokenTree
-from cocoa_engine.forks import free_in_child
+from cocoa_engine.interruptions import Cancellation, free_in_child, require_running, resting
 from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.process_exit import require_running, resting
 
 PREFILL_CHUNK = 512
 """Number of prompt tokens fed in one pass while other sequences are running. Their steps alternate with the chunks."""

@@ -1,14 +1,11 @@
 """The state that all calls of an engine share: the model, its tokenizer, the backend and the scheduler."""
 
-from __future__ import annotations
-
 import os
 from typing import TYPE_CHECKING, Any
 
-from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.execution.backends import Backend, Chosen, choose, state_of
 from cocoa_engine.execution.scheduler import Scheduler
-from cocoa_engine.forks import require_process
+from cocoa_engine.interruptions import Cancellation, require_process
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.tokenizer import Tokens
 from cocoa_engine.runtime import Runtime
@@ -32,8 +29,8 @@ class Session:
 
     def __init__(
         self,
-        model: PreTrainedModel | LightModel,
-        tokenizer: PreTrainedTokenizerBase | Tokens,
+        model: "PreTrainedModel | LightModel",
+        tokenizer: "PreTrainedTokenizerBase | Tokens",
         runtime: Runtime,
         model_name: str | None = None,
     ) -> None:

@@ -6,8 +6,6 @@ and reports 1.125 to 1.768 on its models. It states neither which of the two is 
 aggregated. This reconstruction uses |log p_S| / MLDS, the alpha at which CoCoA's penalty is as large as log p_S.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,9 +14,8 @@ import numpy as np
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import ranking_mlds
-from cocoa_engine.errors import CalibrationError
+from cocoa_engine.errors import CalibrationError, need
 from cocoa_engine.lab.cache import AnswerCache, answered
-from cocoa_engine.optional import need
 from cocoa_engine.output_files import draft_of
 from cocoa_engine.results import Generation
 
@@ -41,7 +38,7 @@ class AlphaRange(NamedTuple):
 
 
 def collect(
-    engine: CocoaEngine,
+    engine: "CocoaEngine",
     prompts: Sequence[str | Sequence[int]],
     config: CocoaConfig,
     *,

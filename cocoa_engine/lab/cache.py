@@ -1,7 +1,5 @@
 """Cache of measured answers, and the answers of a model to many prompts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -76,7 +74,7 @@ class AnswerCache:
         self,
         folder: CacheFolder,
         what: str,
-        engine: CocoaEngine,
+        engine: "CocoaEngine",
         config: CocoaConfig,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
@@ -183,7 +181,7 @@ ItemT = TypeVar("ItemT")
 
 
 def answered(
-    engine: CocoaEngine,
+    engine: "CocoaEngine",
     items: Sequence[ItemT],
     prompts: Sequence[Prompt],
     config: CocoaConfig,

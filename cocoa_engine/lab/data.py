@@ -1,7 +1,5 @@
 """The files of labelled answers and of questions: a model of a row for each format, its reader, and a registry."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, NamedTuple

@@ -1,7 +1,5 @@
 """Data files as rows. What cannot be read ends in a DataError that names the file and the line."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
@@ -13,9 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from cocoa_engine.errors import DataError, explain
-from cocoa_engine.optional import need
-from cocoa_engine.safe_text import shortened
+from cocoa_engine.errors import DataError, explain, need, shortened
 
 INFLATED_LIMIT = 2**30
 """Number of bytes to which a compressed file may grow. A small file can contain any number of them."""

@@ -1,7 +1,5 @@
 """fit_calibrator and fit_self_made: a calibrator for an engine, and the verdict on it."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Retrieval heads: search with needles in haystacks, and the reference distribution of their attention."""
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence

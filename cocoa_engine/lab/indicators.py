@@ -1,7 +1,5 @@
 """Items of a signal study, and the scores that may separate hallucinated from supported ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
@@ -51,7 +49,7 @@ class Items:
     consecutive: Floats
     to_pre_norm: Floats
     to_post_norm: Floats
-    without_source: Items | None = None
+    without_source: "Items | None" = None
 
     @property
     def num_layers(self) -> int:
@@ -120,7 +118,7 @@ def _row(level: Level, segment: Segment, profile: TokenProfile) -> dict[str, Any
 
 
 def _items(level: Level, rows: Sequence[dict[str, Any]], without_source: Items | None) -> Items:
-    arrays = [field.name for field in fields(Items) if field.type == "Floats"]
+    arrays = [field.name for field in fields(Items) if field.type == Floats]
     return Items(
         level=level,
         groups=[row["groups"] for row in rows],
@@ -138,7 +136,7 @@ class Layers:
     final: FinalLayer
 
     @classmethod
-    def of(cls, config: CocoaConfig, num_layers: int) -> Layers:
+    def of(cls, config: CocoaConfig, num_layers: int) -> "Layers":
         """The layers of some settings; a ConfigError if the window is not below the last layer."""
         window = config.middle_layers or middle_layers(num_layers)
         if window[1] >= num_layers:

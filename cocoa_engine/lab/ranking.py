@@ -1,7 +1,5 @@
 """Statistics of rankings: AUROC and AUPRC with bootstrap intervals, and the paper's paired test."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, NamedTuple
@@ -9,8 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cocoa_engine.errors import DataError
-from cocoa_engine.optional import need
+from cocoa_engine.errors import DataError, need
 
 Floats = NDArray[np.float64]
 Measure = Literal["auroc", "auprc"]

@@ -1,7 +1,5 @@
 """Labelled answers, and questions with known answers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -56,7 +54,7 @@ class LabelledText:
     group: str
     source: str | None = None
 
-    def without_source(self) -> LabelledText:
+    def without_source(self) -> "LabelledText":
         """The record with the source removed from its prompt and question.
 
         Raises:

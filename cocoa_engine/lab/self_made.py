@@ -1,7 +1,5 @@
 """Questions and labelled texts that need no data set: invented passages, planted errors, terms of documents."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json
@@ -247,7 +245,7 @@ def _of_documents(documents: Sequence[str], seed: int) -> Iterator[MadeQuestion]
 
 
 def self_made_features(
-    engine: CocoaEngine,
+    engine: "CocoaEngine",
     made: Sequence[MadeQuestion],
     config: CocoaConfig,
     *,

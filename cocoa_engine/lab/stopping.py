@@ -1,7 +1,5 @@
 """What a threshold on the risk would stop: the share of answers, spans, right and wrong answers."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -134,7 +132,7 @@ def _read(line: _Line, where: str) -> OwnPrompt:
 
 
 def measure(
-    engine: CocoaEngine,
+    engine: "CocoaEngine",
     prompts: Sequence[OwnPrompt],
     config: CocoaConfig,
     *,

@@ -1,13 +1,11 @@
 """Tables in Markdown, and how they are shown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.markdown import Markdown
 
-from cocoa_engine.safe_text import safe
+from cocoa_engine.errors import safe
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None) -> list[str]:

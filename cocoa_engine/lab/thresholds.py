@@ -1,7 +1,5 @@
 """Thresholds of a risk, and measures of its calibration."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 
 import numpy as np

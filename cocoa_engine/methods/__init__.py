@@ -3,8 +3,6 @@
 To add a method, write its file here and add its name to :data:`~cocoa_engine.config.MethodName`.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """CoCoA, "Listen to the Layers" (Subbalakshmi et al., 2026): the ungated penalty."""
 
-from __future__ import annotations
-
 from cocoa_engine import equations
 from cocoa_engine.methods.base import DecodingMethod
 

@@ -1,7 +1,5 @@
 """Diver (Lu et al., 2024), reconstructed: spans are ranked by their mutual information with the prompt."""
 
-from __future__ import annotations
-
 from cocoa_engine.methods.base import DecodingMethod
 
 

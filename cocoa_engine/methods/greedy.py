@@ -1,7 +1,5 @@
 """Greedy decoding: always the most probable token. The baseline for the other methods."""
 
-from __future__ import annotations
-
 from cocoa_engine.methods.base import DecodingMethod
 
 

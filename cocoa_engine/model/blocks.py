@@ -1,7 +1,5 @@
 """Weights that stay in the quantised blocks of a GGUF file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +26,7 @@ class BlockTensor(Tensor):
     kind: str  # gguf's name of the block type, such as ``"Q4_K"``
 
     @staticmethod
-    def __new__(cls, blocks: Tensor, kind: str) -> BlockTensor:
+    def __new__(cls, blocks: Tensor, kind: str) -> "BlockTensor":
         numbers, size = block_size(kind)
         if blocks.dtype != torch.uint8 or blocks.dim() not in (2, 3) or blocks.shape[-1] % size:
             raise ValueError(
@@ -55,7 +53,7 @@ class BlockTensor(Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"BlockTensor({self.kind}, {list(self.shape)})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> BlockTensor:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "BlockTensor":
         """A copy of its own. Part of a memory-mapped file is copied into memory."""
         return memo.setdefault(id(self), _made(self.blocks.clone(), self.kind, isinstance(self, nn.Parameter)))
 

@@ -4,8 +4,6 @@ Their arguments are not declared: transformers annotates them with subclasses of
 its own processors where a ``Tensor`` is passed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 

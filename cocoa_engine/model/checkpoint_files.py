@@ -3,8 +3,6 @@
 transformers passes wrong values of a tokenizer's files on, to where they fail, and opens whatever an index names.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,10 +11,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, TypeAdapter, ValidationError, ValidationInfo, create_model, field_validator
 
-from cocoa_engine.errors import ModelLoadError, explain, safe_cause
+from cocoa_engine.errors import ModelLoadError, explain, safe_cause, short_repr
 from cocoa_engine.model.gguf_reader import SUFFIX, parts_of
 from cocoa_engine.model.load_options import ACCESS_OPTIONS
-from cocoa_engine.safe_text import short_repr
 
 ADAPTER = "load it and its base model with peft, and use CocoaEngine(model, tokenizer)"
 

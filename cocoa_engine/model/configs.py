@@ -1,16 +1,13 @@
 """Reads the config of a model: the facts that decoding needs, and whether it is a causal language model at all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, PreTrainedConfig
 
-from cocoa_engine.errors import ModelLoadError, UnsupportedModelError
+from cocoa_engine.errors import ModelLoadError, UnsupportedModelError, short_repr
 from cocoa_engine.model.light_model import import_model_classes
-from cocoa_engine.safe_text import short_repr
 
 MAX_LAYERS = 1000
 """The largest models have about 130. A number far above that in a config would build modules until memory ends."""

@@ -5,8 +5,6 @@ token, such as ``<`` and ``|``. What is a control token in the second text was w
 with messages. The stand-ins are lone surrogates, which no message may contain.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import re
@@ -41,7 +39,7 @@ class ControlTokens:
     The lock is held while the tokenizer is used, which is not modified.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str, lock: AbstractContextManager[Any]) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", template: str, lock: AbstractContextManager[Any]) -> None:
         self._tokenizer, self._lock = tokenizer, lock
         self._secret_names: tuple[Any, dict[int, int], dict[str, str]] | None = None
         added = getattr(tokenizer, "added_tokens_decoder", {}).items()

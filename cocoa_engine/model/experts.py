@@ -1,7 +1,5 @@
 """The experts of a mixture: which layers have them, where their weights are, and how their outputs are mixed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The settings of a generation config that apply to decoding without sampling, and the tokens that end a text."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,10 +11,9 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as theirs
 
 from cocoa_engine.config import require_stop_texts
-from cocoa_engine.errors import ChatTemplateError, ConfigError, safe_cause
+from cocoa_engine.errors import ChatTemplateError, ConfigError, safe_cause, short_repr
 from cocoa_engine.model.language_model import PASSED_ON, LanguageModel
 from cocoa_engine.model.tokenizer import Tokens
-from cocoa_engine.safe_text import short_repr
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,7 +40,7 @@ def usable(what: str = _NAME) -> Iterator[None]:
 
 
 @usable()
-def stop_texts(model: PreTrainedModel | LightModel, config: GenerationConfig | None = None) -> tuple[str, ...]:
+def stop_texts(model: "PreTrainedModel | LightModel", config: GenerationConfig | None = None) -> tuple[str, ...]:
     """The ``stop_strings`` of a generation config, or of the model's own, within the limits of ``CocoaConfig.stop``."""
     value = getattr(config or getattr(model, "generation_config", None), "stop_strings", None) or ()
     texts = [value] if isinstance(value, str) else value
@@ -130,7 +127,7 @@ _THOUGHT, _ANSWER, _NEXT = "A thought of mine.", "An answer of mine.", "Another 
 
 @usable()
 def eos_token_ids(
-    model: PreTrainedModel | LightModel, tokens: Tokens, config: GenerationConfig | None = None
+    model: "PreTrainedModel | LightModel", tokens: Tokens, config: GenerationConfig | None = None
 ) -> frozenset[int]:
     """The ids of the tokens that end a text.
 

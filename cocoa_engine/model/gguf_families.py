@@ -1,7 +1,5 @@
 """What the GGUF files of each family, one that was compared with transformers' model, call settings and tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,16 +4,13 @@ Each setting of the file's architecture must agree with the model's config, whic
 no table has is refused by its name: without a scaling, a window or a cap a model gives wrong answers and no error.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from cocoa_engine.errors import ModelLoadError
+from cocoa_engine.errors import ModelLoadError, short_repr
 from cocoa_engine.model.configs import require_layer_count
 from cocoa_engine.model.gguf_reader import GgufFile
-from cocoa_engine.safe_text import short_repr
 
 
 class Metadata(Mapping[str, Any]):

@@ -1,7 +1,5 @@
 """Reads the metadata and the tensors of a GGUF file. The tensors stay in the file, which is mapped into memory."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import mmap
@@ -14,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cocoa_engine.errors import ModelLoadError, safe_cause
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.errors import ModelLoadError, safe_cause, short_repr
 
 SUFFIX = ".gguf"
 

@@ -1,7 +1,5 @@
 """Captures only the hidden states that MLDS needs, during one forward pass."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

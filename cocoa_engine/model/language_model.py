@@ -14,12 +14,10 @@ import torch
 from torch import Tensor, distributed, nn
 from transformers import PreTrainedConfig
 
-from cocoa_engine.cancellation import check_current
 from cocoa_engine.errors import CocoaError, UnsupportedModelError
-from cocoa_engine.forks import free_in_child
+from cocoa_engine.interruptions import at_work, check_current, free_in_child
 from cocoa_engine.model.configs import context_window_of, frequencies_of, require_decoder_only, text_part
 from cocoa_engine.model.light_model import LightModel
-from cocoa_engine.process_exit import at_work
 
 _FAULT = getattr(torch, "AcceleratorError", MemoryError)  # earlier versions of torch raise a RuntimeError
 MACHINE_ERRORS: tuple[type[Exception], ...] = (MemoryError, torch.OutOfMemoryError, _FAULT)

@@ -4,8 +4,6 @@ The lean forward pass needs nothing else. transformers' model classes take two s
 more memory than the weights of a small model. They are imported when something asks for the model itself.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable
@@ -15,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 
-from cocoa_engine.forks import free_in_child
-from cocoa_engine.memory import collector_paused
-from cocoa_engine.optional import quiet_torchao
+from cocoa_engine.interruptions import free_in_child
+from cocoa_engine.memory import collector_paused, quiet_torchao
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,7 +38,7 @@ class LightModel(nn.Module):
     modules of this model found.
     """
 
-    build: Callable[[], PreTrainedModel]  # builds transformers' model from these weights
+    build: "Callable[[], PreTrainedModel]"  # builds transformers' model from these weights
 
     def __init__(self, config: PreTrainedConfig, model_type: str, checked: str) -> None:
         super().__init__()
@@ -63,7 +60,7 @@ class LightModel(nn.Module):
         self._built: list[PreTrainedModel] = []  # a list: torch would make the model a part of this one
         self._lock = free_in_child(threading.Lock())
 
-    def whole(self) -> PreTrainedModel:
+    def whole(self) -> "PreTrainedModel":
         """transformers' model with these weights, in the same memory. It is built once."""
         with self._lock:
             if not self._built:

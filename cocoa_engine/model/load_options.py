@@ -1,7 +1,5 @@
 """The options for loading a model, declared once for all. Neither torch nor transformers is imported."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

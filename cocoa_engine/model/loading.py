@@ -17,7 +17,15 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, Auto
 from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 
-from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError, safe_cause
+from cocoa_engine.errors import (
+    CocoaError,
+    ConfigError,
+    ModelLoadError,
+    UnsupportedModelError,
+    safe_cause,
+    safe_logger,
+    short_repr,
+)
 from cocoa_engine.memory import release_free_memory
 from cocoa_engine.model import (
     checkpoint_files,
@@ -35,7 +43,6 @@ from cocoa_engine.model.generation_config import eos_of_gguf
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.light_model import import_model_classes
 from cocoa_engine.model.load_options import ACCESS_OPTIONS, SOURCE_OPTIONS, DeviceMap, resolve_device_map
-from cocoa_engine.safe_text import safe_logger, short_repr
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,7 +1,5 @@
 """Converts prompts and texts to token ids, checks them before the model runs, and finds the passages of a prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral
@@ -9,12 +7,11 @@ from typing import Any
 
 from typing_extensions import TypeIs
 
-from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
+from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError, shortened
 from cocoa_engine.model.detokenizer import Detokenizer, decoded
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.text import require_unicode
 from cocoa_engine.model.tokenizer import Tokens
-from cocoa_engine.safe_text import shortened
 
 Prompt = str | Sequence[int]
 """Text, to which the tokenizer adds its special tokens, or token ids, which are used unchanged."""

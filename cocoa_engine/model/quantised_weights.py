@@ -1,7 +1,5 @@
 """Loads a safetensors checkpoint with its matrices quantised to GGUF's blocks, one tensor at a time."""
 
-from __future__ import annotations
-
 import math
 import mmap
 import re
@@ -13,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from cocoa_engine.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from cocoa_engine.errors import ConfigError, ModelLoadError, UnsupportedModelError, safe_logger
 from cocoa_engine.memory import release_free_memory
 from cocoa_engine.model import experts
 from cocoa_engine.model.blocks import BlockTensor, block_size
 from cocoa_engine.model.checkpoint_files import safetensors_files
 from cocoa_engine.model.gguf_model import without_weights
-from cocoa_engine.safe_text import safe_logger
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,7 +29,7 @@ _AT_ONCE = 2**18  # numbers that are quantised at a time
 _TRIES = 9  # steps of the search for the scale of 32 numbers
 
 
-def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) -> PreTrainedModel:
+def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) -> "PreTrainedModel":
     """Load a model whose matrices are quantised while they are read. The float32 model is never in memory as a whole.
 
     ``"q4_k"`` is for the linear layers in rows of whole blocks of 256, without the output layer; the others and the

@@ -1,13 +1,10 @@
 """Checks of text that users give."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from cocoa_engine.errors import PromptError
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.errors import PromptError, short_repr
 
 TEXT_BLOCKS = {
     **dict.fromkeys(("text", "input_text", "output_text", "text-plain"), "text"),

@@ -8,13 +8,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cocoa_engine.cancellation import current_cancellation, interruptible
-from cocoa_engine.errors import ChatTemplateError, PromptError, UnsupportedModelError, safe_cause
-from cocoa_engine.forks import free_in_child
+from cocoa_engine.errors import ChatTemplateError, PromptError, UnsupportedModelError, safe_cause, short_repr
+from cocoa_engine.interruptions import at_work, current_cancellation, free_in_child, interruptible
 from cocoa_engine.model.control_tokens import ControlTokens, Rendered
 from cocoa_engine.model.text import block_text, require_unicode
-from cocoa_engine.process_exit import at_work
-from cocoa_engine.safe_text import short_repr
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

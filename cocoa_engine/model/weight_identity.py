@@ -4,8 +4,6 @@ The lean forward pass is compared with transformers' modules once for the same w
 that finds the note does without the modules, see :class:`~cocoa_engine.model.light_model.LightModel`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading
@@ -19,10 +17,10 @@ import transformers
 from torch import Tensor, nn
 
 from cocoa_engine.cache_directory import cache_directory, keep_newest, read_note, write_note
+from cocoa_engine.errors import safe_logger
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.configs import attention_heads
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.safe_text import safe_logger
 
 logger = safe_logger(__name__)
 

@@ -1,17 +1,14 @@
 """Renderings as files: Markdown, SVG, and the choice among formats."""
 
-from __future__ import annotations
-
 import io
 import re
 import shlex
 import textwrap
 from collections.abc import Callable, Sequence
 
-from cocoa_engine.errors import ConfigError, unknown
+from cocoa_engine.errors import ConfigError, safe, unknown
 from cocoa_engine.rendering import html, wording
 from cocoa_engine.rendering.highlights import MOST_SHADED, Answer, RiskScale, marked, pieces
-from cocoa_engine.safe_text import safe
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&$])")
 _SPECIAL_AT_START = re.compile(r"^(\d*)([-+=:.)])")  # at the start of a line: a list, a heading's underline, a table

@@ -1,7 +1,5 @@
 """The parts of an answer to highlight, by the risk scale and by differences between answers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,8 +8,8 @@ from itertools import groupby, pairwise
 from typing import Protocol
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.errors import safe
 from cocoa_engine.risk import LOWEST_SHADE, Check, Unit
-from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import RAW, RiskSource, Span, Usage
 
 
@@ -75,7 +73,7 @@ class RiskScale:
     absolute: bool = True
 
     @classmethod
-    def of(cls, spans: Iterable[Span]) -> RiskScale:
+    def of(cls, spans: Iterable[Span]) -> "RiskScale":
         """The scale of some spans; without levels if any risk is a raw MLDS."""
         return cls(not any(span.risk_source in RAW for span in spans))
 

@@ -6,8 +6,6 @@ competed. Text from the model is escaped, its control characters are made visibl
 from the page's.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -15,6 +13,7 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 
+from cocoa_engine.errors import safe
 from cocoa_engine.rendering import wording
 from cocoa_engine.rendering.highlights import (
     MOST_SHADED,
@@ -28,7 +27,6 @@ from cocoa_engine.rendering.highlights import (
     visible,
 )
 from cocoa_engine.risk import Check, Unit
-from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import Span
 
 _PAGE = """<!DOCTYPE html>

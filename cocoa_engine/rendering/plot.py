@@ -7,7 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from cocoa_engine.equations import con_mlds_of, f_mlds_of
-from cocoa_engine.optional import need
+from cocoa_engine.errors import need
 from cocoa_engine.rendering.highlights import Answer, RiskScale, visible
 from cocoa_engine.rendering.wording import METRIC_NAMES, REACHED
 from cocoa_engine.risk.fitted import Validation

@@ -8,8 +8,6 @@ only ``marks=True`` shows it. In a comparison, text that the answers share is di
 differs is put ``{in braces}``, which nest with the brackets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -17,6 +15,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Column, Table
 from rich.text import Text
 
+from cocoa_engine.errors import safe
 from cocoa_engine.rendering import wording
 from cocoa_engine.rendering.highlights import (
     MOST_SHADED,
@@ -30,7 +29,6 @@ from cocoa_engine.rendering.highlights import (
     split_whitespace,
 )
 from cocoa_engine.risk import Check
-from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import RAW, RiskSource, Span
 
 # Lightness and underline show the order of the levels, so that colour-blind readers see it too. Yellow and red set

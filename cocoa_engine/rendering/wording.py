@@ -1,15 +1,13 @@
 """The words of renderings: metrics, sources of risk, verdicts and checks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf, isnan
 from typing import Any
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.errors import safe
 from cocoa_engine.rendering.highlights import Answer, RiskScale, visible
 from cocoa_engine.risk import Check, Unit, tokens_of
-from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import RAW, Span
 
 METRIC_NAMES = {"f_mlds": "fMLDS", "con_mlds": "ConMLDS"}

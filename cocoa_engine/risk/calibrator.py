@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import middle_layers
-from cocoa_engine.errors import CalibrationError, CocoaError, ConfigError
+from cocoa_engine.errors import CalibrationError, CocoaError, ConfigError, bounded
 from cocoa_engine.methods import METHODS
 from cocoa_engine.output_files import locked, require_writable, write_file
 from cocoa_engine.risk.features import (
@@ -26,7 +26,6 @@ from cocoa_engine.risk.features import (
     span_features,
 )
 from cocoa_engine.risk.fitted import FittedRisk, Part, Probe, threshold_of
-from cocoa_engine.safe_text import bounded
 from cocoa_engine.spans import Span
 
 

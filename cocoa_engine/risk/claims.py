@@ -1,7 +1,5 @@
 """Finds the claims of a text: its names, numbers, dates, short quotations and content words. Only the text is read."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence

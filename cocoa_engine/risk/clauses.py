@@ -3,8 +3,6 @@
 Only the text is read.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import unicodedata

@@ -1,7 +1,5 @@
 """The features of a risk: plain numbers that describe a span or a whole answer, decoded or given as text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import chain

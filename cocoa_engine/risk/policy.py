@@ -1,7 +1,5 @@
 """The risk of an engine's calls: which value of a span it is, its threshold, and where the calibrator applies."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from dataclasses import dataclass, replace
@@ -157,7 +155,7 @@ class RiskPolicy:
                 "none."
             )
 
-    def spans_only(self) -> RiskPolicy:
+    def spans_only(self) -> "RiskPolicy":
         """The same without a calibrator of answers."""
         other = copy.copy(self)
         other.calibrator = None if self.calibrator is None else self.calibrator.spans_only()

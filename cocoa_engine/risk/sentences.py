@@ -1,7 +1,5 @@
 """Cuts a text into sentences: plain text, Markdown, lists and code. Only the text is read."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator

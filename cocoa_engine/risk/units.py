@@ -1,7 +1,5 @@
 """Words, claims and sentences with their risk: what a person reads of an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher

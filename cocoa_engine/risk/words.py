@@ -1,7 +1,5 @@
 """Words of a text, their ranges, and which of them carry no content."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import unicodedata

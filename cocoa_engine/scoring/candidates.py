@@ -4,13 +4,10 @@ A text is fed to the model (teacher forcing). At each position where several tok
 decoding. Branches of many positions share forward passes, and tokens that they have in common are fed once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 
 from torch import Tensor
 
-from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import Branch
 from cocoa_engine.decoding.distributions import Distributions, TokenOutput, source_values
@@ -20,6 +17,7 @@ from cocoa_engine.decoding.span_decoder import SpanDecoder
 from cocoa_engine.decoding.token_feed import TokenFeed
 from cocoa_engine.execution.backends import Path, StepOutput, TokenTree
 from cocoa_engine.execution.session import Session
+from cocoa_engine.interruptions import Cancellation
 from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.generation_config import eos_token_ids
 from cocoa_engine.scoring.text_tree import opened, prefixes

@@ -4,8 +4,6 @@ In a tree, tokens of a common prefix are fed once. Texts are fed in groups. A gr
 as many tokens as the backend feeds at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +12,9 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.execution.backends import Backend, Path, StepOutput, TokenTree
 from cocoa_engine.execution.forward.source_attention import observed_attention, probe_of
+from cocoa_engine.interruptions import Cancellation
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
 

@@ -1,7 +1,5 @@
 """The options of the chat template, and what the rendered prompt says about reasoning."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

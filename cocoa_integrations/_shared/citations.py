@@ -1,7 +1,5 @@
 """Which source each part of an answer was taken from: by context lift, or by the attention on each source."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ A report lists the changes of its text under ``edits``, with offsets in the orig
 text that is shown. A step begins with the original and all changes, so that the order of steps does not matter.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from bisect import bisect_left, bisect_right
@@ -137,7 +135,7 @@ class EditedText:
         self.text = "".join([*parts, original[position:]])
 
     @classmethod
-    def find(cls, text: str, report: RiskReport) -> EditedText | None:
+    def find(cls, text: str, report: RiskReport) -> "EditedText | None":
         """The text of an answer, as its report describes it; ``None`` if something else changed the text."""
         begin, edits = report.begin, report.edits
         if is_replaced(report):
@@ -160,7 +158,7 @@ class EditedText:
         return edited if whole and all(edited._has(span.start, span.text or "") for span in answer) else None
 
     @classmethod
-    def of(cls, text: str, report: RiskReport) -> EditedText:
+    def of(cls, text: str, report: RiskReport) -> "EditedText":
         edited = cls.find(text, report)
         if edited is None:
             raise ConfigError("the text differs from the text of its spans; mark an answer before changing its text")

@@ -1,7 +1,5 @@
 """Thresholds on the risk of an answer, and marks around its risky spans."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Sequence

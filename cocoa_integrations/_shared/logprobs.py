@@ -1,7 +1,5 @@
 """Token log-probabilities in the format of OpenAI's ``logprobs``, which uncertainty scorers read."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any

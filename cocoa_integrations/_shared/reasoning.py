@@ -1,7 +1,5 @@
 """Separates the reasoning of a model, such as its text between ``<think>`` and ``</think>``, from its answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

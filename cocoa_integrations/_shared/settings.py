@@ -1,7 +1,5 @@
 """Decode settings as options of the adapters. The settings are declared once, in :class:`cocoa_engine.CocoaConfig`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """Attempts to answer a question: which one is good enough, and the history that the answer carries."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cached_property

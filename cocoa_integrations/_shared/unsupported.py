@@ -1,7 +1,5 @@
 """Options of other models that CoCoA decoding does not have, and what to give instead."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

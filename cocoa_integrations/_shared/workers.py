@@ -1,7 +1,5 @@
 """Work outside of the caller's thread: worker threads for async calls, and streams that end with their reader."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import os

@@ -1,7 +1,5 @@
 """What is asked of a chat service, and what it answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol

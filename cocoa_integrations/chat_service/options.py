@@ -1,7 +1,5 @@
 """The options that adapters share: of one call, and which model answers, in this process or at a server."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """What a server sends, with the types of all values that are read checked. Other keys are allowed."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator

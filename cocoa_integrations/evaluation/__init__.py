@@ -5,8 +5,6 @@
 >>> results = evaluate(engine, TASKS["truthfulqa_mc"], samples, [Arm("greedy"), Arm("cocoa-sig", "f_mlds", 2.5)], "out")
 """
 
-from __future__ import annotations
-
 from cocoa_integrations.evaluation.harness import evaluate
 from cocoa_integrations.evaluation.tasks import TASKS, Arm, EvalTask, Sample, load_samples, make_arms
 

@@ -1,7 +1,5 @@
 """Agreement of a judge with human annotators: Cohen's kappa, and its ratio to the agreement between annotators."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Container, Mapping, Sequence
 from itertools import combinations

@@ -1,7 +1,5 @@
 """``cocoa eval`` compares decoding methods on a data file, and ``cocoa judge`` lets an LLM judge the answers."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
@@ -12,8 +10,7 @@ import typer
 from cocoa_engine import CocoaConfig
 from cocoa_engine.cli.info import declared_options, load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, Runner, with_options
-from cocoa_engine.cli.output import on_interrupt, output
-from cocoa_engine.cli.progress import Progress, Stage
+from cocoa_engine.cli.output import Progress, Stage, on_interrupt, output
 from cocoa_engine.errors import ConfigError, MissingExtraError, safe_cause
 from cocoa_engine.integration import MODEL_NAME, need
 from cocoa_engine.lab.tables import show
@@ -181,7 +178,7 @@ def judge(
     show(shown, output(no_color=False), as_markdown=markdown)
 
 
-def chat_model(name: str) -> BaseChatModel:
+def chat_model(name: str) -> "BaseChatModel":
     """The chat model of a judge, ``provider:model``."""
     chat_models = need("langchain.chat_models", extra="agents", what="cocoa judge")
     try:

@@ -1,7 +1,5 @@
 """Data files of tasks, and files of JSON lines that grow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from json import dumps

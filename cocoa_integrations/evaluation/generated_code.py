@@ -1,7 +1,5 @@
 """The code in answers to the MBPP prompt, which asks for code between ``[PYTHON]`` and ``[/PYTHON]``, and its tests."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import os

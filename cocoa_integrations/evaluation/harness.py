@@ -3,8 +3,6 @@
 The folder of a run has ``settings.json``, and ``samples.jsonl`` with a line for each sample of each arm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from json import dumps, loads
@@ -57,7 +55,7 @@ class _Row(_Strict):
     metrics: Annotated[dict[str, _Finite], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _has_both_or_none(self) -> _Row:
+    def _has_both_or_none(self) -> "_Row":
         if (self.metric is None) != (self.alpha is None):
             raise ValueError("metric and alpha belong together")
         return self
@@ -162,7 +160,7 @@ PART = 50
 
 
 def evaluate(
-    engine: CocoaEngine | Engines | Callable[[], CocoaEngine | Engines],
+    engine: "CocoaEngine | Engines | Callable[[], CocoaEngine | Engines]",
     task: EvalTask,
     samples: Sequence[Sample],
     arms: Sequence[Arm],

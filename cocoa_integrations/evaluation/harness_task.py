@@ -3,8 +3,6 @@
 The YAML files of :mod:`cocoa_integrations.lm_eval` refer to :class:`CocoaTask`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from io import StringIO

@@ -1,7 +1,5 @@
 """Metrics of one answer, and the statistics of a metric over the samples of a run."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

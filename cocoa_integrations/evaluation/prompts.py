@@ -7,8 +7,6 @@ does not print the in-context examples of the judge's summary prompt, so it has 
 specific to this package.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

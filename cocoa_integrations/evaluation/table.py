@@ -13,8 +13,6 @@ value, from the main tables and from those on gating, alpha and layers.
   and is left out. The paper does not say which layers are "all".
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from cocoa_engine import CocoaConfig
-from cocoa_engine.errors import ConfigError, unknown
+from cocoa_engine.errors import ConfigError, safe, short_repr, unknown
 from cocoa_engine.lab.ranking import FEW_GROUPS, Interval
 from cocoa_engine.lab.tables import inline, table
-from cocoa_engine.safe_text import safe, short_repr
 from cocoa_integrations.evaluation.metrics import beyond_noise
 from cocoa_integrations.evaluation.tasks import Arm, Column, EvalTask
 

@@ -1,7 +1,5 @@
 """The tasks: how a record becomes a prompt, where its answer ends, and its metrics; and the arms of a comparison."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

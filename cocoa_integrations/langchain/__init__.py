@@ -1,7 +1,5 @@
 """LangChain models with CoCoA-SIG decoding that report the hallucination risk of each span of an answer."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

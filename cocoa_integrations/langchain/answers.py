@@ -3,8 +3,6 @@
 Callbacks, traces and caches always receive the full metadata.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, NoReturn
 

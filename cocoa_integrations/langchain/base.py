@@ -1,7 +1,5 @@
 """What the text model and the chat model share: construction, the options of a call, and the calls of their service."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import closing

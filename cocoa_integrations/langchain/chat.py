@@ -1,7 +1,5 @@
 """The chat model."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from importlib.util import find_spec
@@ -106,7 +104,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
     def _llm_type(self) -> str:
         return "cocoa-chat"
 
-    def _resolve_model_profile(self) -> ModelProfile:
+    def _resolve_model_profile(self) -> "ModelProfile":
         window = None if self.is_remote else self._engine_or_lazy.context_window
         enforces = self.is_remote or find_spec("llguidance") is not None
         limit: ModelProfile = {} if window is None else {"max_input_tokens": window}
@@ -223,7 +221,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         request = self._tool_request if answered else self._initial_request or self._tool_request
         return self._call(messages=chat, tools=request, template=template_options(self), source=self.source or None)
 
-    def prompt_ids(self, given: LanguageModelInput) -> list[int]:
+    def prompt_ids(self, prompt: LanguageModelInput) -> list[int]:
         """The token ids of the prompt of a call, as the chat template and the tools of this model make it.
 
         Raises:
@@ -231,19 +229,19 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
             ChatTemplateError: the tokenizer has no chat template, or it refuses the messages.
             UnsupportedFeatureError: the model is at a server.
         """
-        return LocalChat(self.load()).prompt_ids(self._request(self._convert_input(given).to_messages()))
+        return LocalChat(self.load()).prompt_ids(self._request(self._convert_input(prompt).to_messages()))
 
-    def prompt_text(self, given: LanguageModelInput) -> str:
+    def prompt_text(self, prompt: LanguageModelInput) -> str:
         """The text of the prompt of a call; see :meth:`prompt_ids`. For a model at a server, the texts of the messages.
 
         The chat template is at the server then.
         """
-        request = self._request(self._convert_input(given).to_messages())
+        request = self._request(self._convert_input(prompt).to_messages())
         if self.is_remote:
             return "\n".join(entry["content"] for entry in request.messages or ())
         return LocalChat(self.load()).prompt_text(request)
 
-    def calls_like(self, other: ChatCocoa) -> bool:
+    def calls_like(self, other: "ChatCocoa") -> bool:
         """Whether calls of both models have the same options and tools."""
         return self._tool_request == other._tool_request and all(
             getattr(self, name) == getattr(other, name) for name in PER_CALL

@@ -1,7 +1,5 @@
 """Answers from documents: how much each changed an answer, and the document that each part was taken from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What LangChain puts around a model: it keeps the options that were set before, and answers for what will be sent."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
 from contextlib import aclosing, closing

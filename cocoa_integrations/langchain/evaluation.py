@@ -1,7 +1,5 @@
 """The risk of given answers as an evaluator of LangSmith."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Risk gates: runnables that act on answers whose risk reaches a threshold."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
@@ -31,7 +29,7 @@ def risk_gate(
     on_risk: OnRisk = "raise",
     mark: Mark = MARK,
     answer: str = ABSTENTION,
-) -> RiskGate:
+) -> "RiskGate":
     """A runnable that passes an answer on unless its risk, or that of one of its spans, reaches the threshold.
 
     Input and output are a message of ``ChatCocoa``, a generation, or the ``{"text", "risk"}`` of

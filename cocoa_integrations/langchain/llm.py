@@ -1,7 +1,5 @@
 """The text model: it continues a prompt as it is, without a chat template."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 

@@ -1,7 +1,5 @@
 """LangChain messages as the plain dicts that a chat template takes, and answers as LangChain messages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The options of a call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

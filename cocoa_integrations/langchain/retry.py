@@ -1,7 +1,5 @@
 """A chain that answers from retrieved documents, and tries again while the answer is too risky."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Tools and schemas in every form that LangChain takes, and parsers, which never make an object of a cut-off answer."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """CoCoA decoding as a LlamaIndex LLM, with per-span hallucination risk in its responses and events."""
 
-from __future__ import annotations
-
 from cocoa_engine.integration import need
 
 need("llama_index.core", extra="llama-index", what=__name__)

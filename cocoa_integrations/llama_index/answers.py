@@ -1,7 +1,5 @@
 """The answers that a model gave for one response, and their risk in the metadata of the response."""
 
-from __future__ import annotations
-
 import asyncio
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Sequence

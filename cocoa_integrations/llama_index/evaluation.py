@@ -1,7 +1,5 @@
 """The risk of given answers as a LlamaIndex evaluator."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

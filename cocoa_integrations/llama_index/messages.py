@@ -5,8 +5,6 @@ messages, with their ``additional_kwargs``, into the next prompt. Agents keep ``
 compact; token counters read ``usage`` from it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A call takes decode settings, and the keywords of transformers' ``generate`` tha
 silently: an unsupported keyword raises an error, unless its value has no effect.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -108,7 +106,7 @@ def split_tools(options: Mapping[str, Any]) -> tuple[ToolRequest, dict[str, Any]
 class CallOptions(AnswerOptions, ChatTemplateOptions):
     """The options besides the settings that both the constructor and a single call take, except the time limit."""
 
-    def _of_call(self, options: Mapping[str, Any], *, is_chat: bool) -> tuple[CallOptions, dict[str, Any]]:
+    def _of_call(self, options: Mapping[str, Any], *, is_chat: bool) -> "tuple[CallOptions, dict[str, Any]]":
         """These options with those of a call, and the rest of the options of the call.
 
         For options that cannot be ``None``, ``None`` counts as not given.

@@ -1,7 +1,5 @@
 """Query and chat engines whose responses have the risk of their answers, and the sources of their parts."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import replace
@@ -221,7 +219,7 @@ class RiskStreamingChatResponse(StreamingAgentChatResponse):
     _answers: Answers
 
     @classmethod
-    def of(cls, response: StreamingAgentChatResponse, answers: Answers) -> RiskStreamingChatResponse:
+    def of(cls, response: StreamingAgentChatResponse, answers: Answers) -> "RiskStreamingChatResponse":
         """The response as this class. Both objects share their state, because the engine already writes to it."""
         same = object.__new__(cls)
         same.__dict__ = response.__dict__

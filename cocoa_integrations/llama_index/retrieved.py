@@ -1,7 +1,5 @@
 """The nodes that a query retrieved: as the passages of the prompts that are made of them, and their context lift."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
@@ -100,7 +98,7 @@ class WithoutNodes:
         versions = [version for version in (*versions, *self._waiting.items()) if version[1]]
         self._versions = sorted(versions, key=lambda version: len(version[1]), reverse=True)
         self._only = only
-        self.found = False
+        self.removed = False
 
     def __call__(self, text: str) -> str:
         """The next text of the prompt without the texts of the nodes."""
@@ -119,7 +117,7 @@ class WithoutNodes:
         for number, content in self._waiting.items():
             for run in _runs(free, content) if self._only in (None, number) else ():
                 cut(*run, number)
-        self.found = self.found or bool(cuts)
+        self.removed = self.removed or bool(cuts)
         for start, end in sorted(cuts, reverse=True):
             text = text[:start] + text[end:]
         return text
@@ -136,7 +134,7 @@ def lift_of(
         rest = start(without).prompt
     except PromptError:  # the prompt had no other text
         return None
-    if not without.found:
+    if not without.removed:
         return None
     full = start()
     return context_lift(start.service.engine, generation, rest, with_context=full.prompt if full.processed else None)

@@ -1,7 +1,5 @@
 """A query engine that retries risky answers with more nodes and other settings."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from copy import copy

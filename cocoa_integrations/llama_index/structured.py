@@ -1,7 +1,5 @@
 """Structured output whose responses have the risk of every field, and how the LLM calls functions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any
@@ -148,11 +146,11 @@ class CallsFunctions(FunctionCallingLLM, CustomLLM):
             **kwargs,
         }
 
-    def predict_and_call(self, tools: Sequence[BaseTool], *args: Any, **kwargs: Any) -> AgentChatResponse:
+    def predict_and_call(self, tools: Sequence[BaseTool], *args: Any, **kwargs: Any) -> "AgentChatResponse":
         """As in LlamaIndex, also for a tool whose arguments are those of a recursive class."""
         return super().predict_and_call([_with_properties(tool) for tool in tools], *args, **kwargs)
 
-    async def apredict_and_call(self, tools: Sequence[BaseTool], *args: Any, **kwargs: Any) -> AgentChatResponse:
+    async def apredict_and_call(self, tools: Sequence[BaseTool], *args: Any, **kwargs: Any) -> "AgentChatResponse":
         """See :meth:`predict_and_call`."""
         return await super().apredict_and_call([_with_properties(tool) for tool in tools], *args, **kwargs)
 

@@ -9,8 +9,6 @@ the harness with the model and the tasks registered. The harness downloads the d
 >>> lm_eval.simple_evaluate(model="cocoa", model_args=arguments, tasks=["hellaswag"])  # doctest: +SKIP
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cocoa_engine.integration import need

@@ -1,7 +1,5 @@
 """``python -m cocoa_integrations.lm_eval``: the command line of lm-evaluation-harness with the model ``cocoa``."""
 
-from __future__ import annotations
-
 import sys
 
 from lm_eval.__main__ import cli_evaluate

@@ -1,7 +1,5 @@
 """The model ``cocoa`` of lm-evaluation-harness."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from json import dumps

@@ -3,8 +3,6 @@
 ``serve run cocoa_integrations.ray:app model=FOLDER replicas=2`` deploys the same server on a Ray cluster.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -21,7 +21,7 @@ from cocoa_engine.errors import EngineBusyError
 from cocoa_integrations.ray.gateway import Ask, Board, Drain, Forwarded, Replica, ReplicaLostError, gateway
 from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server.command import given_keys
-from cocoa_integrations.server.lifecycle import one_arena
+from cocoa_integrations.server.process import one_arena
 from cocoa_integrations.server.settings import ServerSettings
 
 ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"

@@ -4,8 +4,6 @@ A replica can end while it works: its machine fails, or it is killed for want of
 nothing of the answer, the request is restarted elsewhere. Otherwise the stream ends with an error.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

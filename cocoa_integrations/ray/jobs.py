@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import CocoaConfig, Runtime, __version__
-from cocoa_engine.cli.progress import Progress
+from cocoa_engine.cli.output import Progress
 from cocoa_engine.cli.score import read_rows, scored_row, writing
 from cocoa_engine.errors import CocoaError, ConfigError, DataError
 from cocoa_engine.integration import LoadOptions, need

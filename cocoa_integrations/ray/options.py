@@ -4,8 +4,6 @@ Each function has the options of one command, and returns what runs it on the cl
 imported by what it returns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module

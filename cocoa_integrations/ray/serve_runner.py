@@ -1,7 +1,5 @@
 """``cocoa serve --ray``: the server on a Ray cluster, until a signal."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterator
@@ -9,8 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import CocoaConfig
-from cocoa_engine.cli.output import print_note
-from cocoa_engine.cli.progress import Progress
+from cocoa_engine.cli.output import Progress, print_note
 from cocoa_engine.errors import CocoaError
 from cocoa_engine.integration import LoadOptions, safe_logger
 from cocoa_integrations.ray.jobs import connected, everywhere, last_line
@@ -86,7 +83,7 @@ def _serve(settings: RaySettings, signals: list[int], own: bool, progress: Progr
             serve.shutdown()
 
 
-def drain(gateways: DeploymentHandle, timeout: float) -> None:
+def drain(gateways: "DeploymentHandle", timeout: float) -> None:
     """Let gateways refuse new requests, and end those that run after ``timeout`` seconds.
 
     Without this, Ray Serve would answer new requests with a plain 404 as soon as the application is deleted.

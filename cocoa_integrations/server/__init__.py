@@ -1,7 +1,5 @@
 """``cocoa serve``: an HTTP server with OpenAI's protocol, whose answers carry the risk of every span."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """The app: its routes, middleware and errors, and its OpenAPI document."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,8 +12,8 @@ from pydantic.json_schema import models_json_schema
 from cocoa_engine import CocoaEngine, __version__
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.server import errors
-from cocoa_integrations.server.lifecycle import ServerState
 from cocoa_integrations.server.middleware import guarded, only_paths
+from cocoa_integrations.server.process import ServerState
 from cocoa_integrations.server.record import traced
 from cocoa_integrations.server.routes import answers, info, page
 from cocoa_integrations.server.settings import ServerSettings

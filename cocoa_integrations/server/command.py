@@ -1,7 +1,5 @@
 """``cocoa serve``: serve a model with OpenAI's protocol. Registered as an entry point of ``cocoa``."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict, make_dataclass
 from pathlib import Path
@@ -13,8 +11,7 @@ from rich.markup import escape
 from cocoa_engine import CocoaConfig, Runtime
 from cocoa_engine.cli.info import declared_options, load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, Runner, with_options
-from cocoa_engine.cli.output import print_note
-from cocoa_engine.cli.progress import Progress
+from cocoa_engine.cli.output import Progress, print_note
 from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.integration import MODEL_NAME, need
 from cocoa_integrations.server.settings import ServerSettings
@@ -106,7 +103,7 @@ def serve(
     The decoding settings are the defaults of requests, which can change them.
     """
     need("uvicorn", extra="serve", what="cocoa serve")
-    from cocoa_integrations.server.lifecycle import keep_one_arena
+    from cocoa_integrations.server.process import keep_one_arena
 
     keep_one_arena()  # before there are threads
     from cocoa_integrations.server.app import create_app
@@ -123,7 +120,7 @@ def serve(
         runner(declared_options(model, loading, calibrator, **runtime), config, settings, threads=loading.threads)
         return
 
-    def load() -> CocoaEngine:
+    def load() -> "CocoaEngine":
         engine = load_engine(model, loading, calibrator, progress=Progress("serve"), **runtime)
         engine.config = config
         return engine

@@ -1,7 +1,5 @@
 """Errors on the wire, always as OpenAI's, and lines of the log, none of which has text of a request."""
 
-from __future__ import annotations
-
 import copy
 import json
 import logging
@@ -22,7 +20,7 @@ from uvicorn.config import LOGGING_CONFIG
 from uvicorn.logging import AccessFormatter, ColourizedFormatter, DefaultFormatter
 
 from cocoa_engine import CocoaConfig, errors
-from cocoa_engine.safe_text import MESSAGE_LIMIT, bounded, one_line, safe_logger, short_repr, shortened
+from cocoa_engine.errors import MESSAGE_LIMIT, bounded, one_line, safe_logger, short_repr, shortened
 from cocoa_integrations.server.parameters import SAME_SETTING
 from cocoa_integrations.server.settings import ServerSettings
 

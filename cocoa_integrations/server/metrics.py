@@ -1,7 +1,5 @@
 """The metrics of one server, for Prometheus: vLLM's names with ``cocoa:`` before them, and histograms of risk."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -3,8 +3,6 @@
 It is pure ASGI middleware: FastAPI's own ``BaseHTTPMiddleware`` would hide from a route that its client has gone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import hashlib

@@ -1,7 +1,5 @@
 """Parameters of OpenAI's and other servers: those that are settings, are refused, or have no effect."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,28 +1,193 @@
-"""The process of a server: uvicorn, which answers malformed HTTP as JSON, and lets running answers end."""
+"""The process of a server: its phases, the memory that it keeps, and uvicorn, which lets running answers end.
 
-from __future__ import annotations
+By default glibc has up to eight arenas for each core. Each keeps what its threads have freed, and grows until it has
+seen the largest work once, so that the memory of a server grows for a long time. With one arena it grows less, and
+what is free there is given back every few seconds.
+"""
 
 import asyncio
+import ctypes
 import os
 import signal
 import socket
 import threading
 import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, Literal, cast
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.integration import safe_logger
+from cocoa_engine.memory import release_free_memory
 from cocoa_integrations._shared import workers
-from cocoa_integrations.server.errors import bad_request, log_config, response_of
-from cocoa_integrations.server.lifecycle import ServerState
+from cocoa_integrations.server.errors import ApiError, bad_request, log_config, response_of, shutting_down
+from cocoa_integrations.server.metrics import Metrics
+from cocoa_integrations.server.middleware import Bodies
 from cocoa_integrations.server.settings import ServerSettings
+from cocoa_integrations.server.work import Calls
 
 logger = safe_logger("cocoa_integrations.server")
+
+_ARENA_MAX = -8
+"""``M_ARENA_MAX`` of glibc's ``malloc.h``."""
+
+RELEASE_INTERVAL = 10.0
+"""Seconds between two releases of free memory."""
+
+Phase = Literal["loading", "ready", "draining", "failed"]
+Loader = Callable[[], CocoaEngine]
+
+
+def one_arena(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables with which a new process has one arena; none if the environment of this one sets the allocator."""
+    is_set = "glibc.malloc." in environment.get("GLIBC_TUNABLES", "")
+    return {} if is_set or any(name.startswith("MALLOC_") for name in environment) else {"MALLOC_ARENA_MAX": "1"}
+
+
+def keep_one_arena() -> bool:
+    """Let all threads of this process share one arena of glibc's allocator, unless the environment sets it.
+
+    Call this before there are threads: arenas that exist remain. Returns whether it was done. It is not with another C
+    library.
+    """
+    if not one_arena():
+        return False
+    try:
+        library = ctypes.CDLL(None)
+        library.gnu_get_libc_version  # noqa: B018  # another library's mallopt has other numbers
+        return bool(library.mallopt(_ARENA_MAX, 1))
+    except (OSError, TypeError, AttributeError):  # no such library (Windows: TypeError), or no such function
+        return False
+
+
+@asynccontextmanager
+async def free_memory_released() -> AsyncIterator[None]:
+    """Within the context, give memory that was freed back to the system every few seconds.
+
+    Not if the environment sets glibc's allocator otherwise than this module.
+    """
+
+    async def release() -> None:
+        while one_arena(dict(os.environ.items() - {("MALLOC_ARENA_MAX", "1")})):
+            await asyncio.sleep(RELEASE_INTERVAL)
+            await asyncio.to_thread(release_free_memory)
+
+    task = asyncio.create_task(release())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+class ServerState:
+    """What the routes of one app share. The lifespan of the app calls a function that loads the engine.
+
+    ``scoring`` is held while given texts are scored, so that those of several requests take turns. Before it, a request
+    holds ``first_texts`` with its first texts, and ``later_texts`` with others. First and later texts therefore
+    alternate, and a new request waits for two of them, however many requests there are. ``error`` is why the model
+    could not be loaded.
+    """
+
+    def __init__(self, engine: CocoaEngine | Loader, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.calls = Calls(on_cancel=lambda by: self.metrics.add("cancelled", 1, by))
+        self.bodies = Bodies(settings.max_body_bytes)
+        self.scoring, self.first_texts, self.later_texts = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
+        self.started = int(time.time())
+        self.error: BaseException | None = None
+        self._loading: threading.Thread | None = None
+        self._engine: CocoaEngine | None = None
+        self._loader = None if isinstance(engine, CocoaEngine) else engine
+        self.phase: Phase = "loading"
+        if isinstance(engine, CocoaEngine):
+            self._loaded(engine, None)
+
+    @property
+    def engine(self) -> CocoaEngine:
+        """The engine, while calls are accepted; see :meth:`require_ready`."""
+        self.require_ready()
+        assert self._engine is not None
+        return self._engine
+
+    def require_ready(self) -> None:
+        """Refuse a request with an :class:`ApiError` while no calls are accepted."""
+        retry_after = max(1, self.settings.retry_after)
+        if self.phase == "draining":
+            raise shutting_down(retry_after)
+        if self.phase != "ready":
+            why = "is being loaded; try again later"
+            if self.phase == "failed":
+                why = "could not be loaded; the server's log has the reason"
+            raise ApiError(503, f"the model {why}", code=f"model_{self.phase}", retry_after=retry_after)
+
+    def shows_texts(self) -> bool:
+        """Whether the log may have any text: it is allowed to have that of requests, or none was read yet."""
+        return self.settings.log_prompts or self.phase == "loading"
+
+    @asynccontextmanager
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        """Load the model in the background, so that the server can say that it is loading. End all calls at the end."""
+        self.phase = "loading" if self._engine is None else "ready"  # the app may have been stopped before
+        if self._loader is not None and self._engine is None:
+            loop = asyncio.get_running_loop()
+            # a daemon, so that an interrupted server does not wait for the weights
+            self._loading = threading.Thread(target=self._load, args=(self._loader, loop), daemon=True)
+            self._loading.start()
+        try:
+            async with free_memory_released():
+                yield
+        finally:
+            self.drain()
+            self.calls.cancel()
+
+    def drain(self) -> None:
+        """Refuse further calls. Those that run go on."""
+        if self.phase != "failed":
+            self.phase = "draining"
+
+    @property
+    def loads(self) -> bool:
+        """Whether a thread loads the model."""
+        return self._loading is not None and self._loading.is_alive()
+
+    def _load(self, loader: Loader, loop: asyncio.AbstractEventLoop) -> None:
+        engine, error = None, None
+        try:
+            engine = loader()
+        except BaseException as raised:  # any: the server must not report forever that it is loading
+            error = raised
+        with suppress(RuntimeError):  # the server has stopped
+            loop.call_soon_threadsafe(self._loaded, engine, error)
+
+    def _loaded(self, engine: CocoaEngine | None, error: BaseException | None) -> None:
+        self._engine, self.error = engine, error
+        if engine is None:
+            logger.error("the model could not be loaded: %s", error)
+            self.phase = "failed"
+            return
+        scheduler = engine.session.scheduler
+        self.metrics.of_model(
+            [*self.settings.served_names, engine.model_name][0],
+            running=lambda: self.calls.answers - scheduler.waiting,
+            waiting=lambda: scheduler.waiting,
+        )
+        if self.phase == "loading":
+            self.phase = "ready"
+
+
+def state_of(request: Request) -> ServerState:
+    """The state of the app that a request was sent to."""
+    return cast(ServerState, request.app.state.cocoa)
+
 
 _MALFORMED = "the request is not valid HTTP/1.1; see its request line, headers and chunk sizes"
 

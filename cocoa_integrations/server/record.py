@@ -1,7 +1,5 @@
 """What is noted about one request that decodes: in the log, in the metrics and in the trace."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time
@@ -12,9 +10,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cocoa_engine import CocoaConfig, __version__
-from cocoa_engine.safe_text import one_line
+from cocoa_engine.errors import one_line
 from cocoa_integrations.server.errors import ApiError
-from cocoa_integrations.server.lifecycle import ServerState
+from cocoa_integrations.server.process import ServerState
 from cocoa_integrations.server.protocol.answers import Answered
 from cocoa_integrations.tracing import RiskTrace
 

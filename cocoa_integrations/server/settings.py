@@ -1,7 +1,5 @@
 """The settings of a server."""
 
-from __future__ import annotations
-
 import ipaddress
 from typing import ClassVar
 
@@ -90,7 +88,7 @@ class ServerSettings(SettingsModel):
         return (*LOOPBACK_NAMES, self.host) if is_loopback(self.host) else ("*",)
 
     @model_validator(mode="after")  # an error of the field would show the keys
-    def _keys_are_visible(self) -> ServerSettings:
+    def _keys_are_visible(self) -> "ServerSettings":
         for number, key in enumerate(self.api_keys):
             text = key.get_secret_value()
             if not text or not text.isascii() or not text.isprintable() or " " in text:
@@ -98,7 +96,7 @@ class ServerSettings(SettingsModel):
         return self
 
     @model_validator(mode="after")
-    def _other_machines_need_a_key(self) -> ServerSettings:
+    def _other_machines_need_a_key(self) -> "ServerSettings":
         if not (is_loopback(self.host) or self.api_keys or self.allow_no_key):
             raise ValueError(
                 f"host {self.host!r} can be reached from other machines: give a key (--api-key-file), or "

@@ -1,7 +1,5 @@
 """The work of a request, in the engine's worker threads, and the server-sent events of its answers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """A text format of tool calls: what stands around the name and the arguments of each call."""
 
-from __future__ import annotations
-
 import json
 import re
 from bisect import bisect_left

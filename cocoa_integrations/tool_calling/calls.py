@@ -1,7 +1,5 @@
 """Tool calls that were read from an answer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4

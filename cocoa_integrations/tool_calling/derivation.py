@@ -1,7 +1,5 @@
 """The format of tool calls that a chat template writes, derived from calls that it renders."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The formats in which models write tool calls, and how a prompt describes the tools to them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps

@@ -1,7 +1,5 @@
 """Parsing of JSON that may be cut off, and the places of its values."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -115,7 +113,7 @@ def strict_json(text: str) -> str:
     """JSON, which may be cut off, with the line breaks in its strings escaped, which other parsers refuse."""
     if not _CONTROL.search(text):
         return text
-    return _STRING.sub(lambda string: _CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], string[0]), text)
+    return _STRING.sub(lambda string: _CONTROL.sub(lambda control: json.dumps(control[0])[1:-1], string[0]), text)
 
 
 def object_of(text: str) -> dict[str, Any] | None:

@@ -1,7 +1,5 @@
 """Parsing of calls whose name, and often whose arguments, stand between tags outside of JSON."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Mapping

@@ -1,7 +1,5 @@
 """How a request with tools or a schema becomes a prompt and a grammar, and how the answer is parsed and measured."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Parsing of the text and the tool calls in a complete or a partial answer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -184,25 +182,25 @@ def _call(text: str, at: int, style: CallFormat, tag: str, done: bool) -> tuple[
     name_keys, argument_keys = (*style.keys(NAME), "name"), (*style.keys({}), *_ARGUMENTS)
     ignored = (*style.keys(ID), *style.keys(NUMBER), *_IGNORED)
     name: str | None = None
-    given: tuple[Any, int, int] | None = None
+    member: tuple[Any, int, int] | None = None
     problem: str | None = None
     named = True
     for key, value, first, last in members.entries:
         if style.keyed and key not in name_keys and name is None:
-            name, given = key, (value, first, last)
+            name, member = key, (value, first, last)
         elif key in name_keys and name is None and isinstance(value, str):
             name = value if can_be_sent(value) else ""
-        elif key in argument_keys and given is None:
-            given = value, first, last
+        elif key in argument_keys and member is None:
+            member = value, first, last
         elif key not in ignored and problem is None:
             not_text = key in name_keys and not isinstance(value, str)
             problem = "its name is not a string" if not_text else f"it has no place for a member {short_repr(key)}"
-            named = given is not None
+            named = member is not None
     end = members.end
-    if end is None and name and given and isinstance(given[0], dict) and not problem and members.open_key is None:
+    if end is None and name and member and isinstance(member[0], dict) and not problem and members.open_key is None:
         broken = members.at < len(text) and text[members.at] != '"'
-        if broken or (done and not text[given[2] :].strip()):  # the last brace is missing
-            end = given[2]
+        if broken or (done and not text[member[2] :].strip()):  # the last brace is missing
+            end = member[2]
     if end is None:
         begins = members.open_at if members.open_key is not None else members.at
         closing = text.find(tag, begins) if tag else -1
@@ -210,14 +208,14 @@ def _call(text: str, at: int, style: CallFormat, tag: str, done: bool) -> tuple[
         cut = Call(
             written=text[at:stop] if done else "", offsets=(at, stop), error=CUT_OFF if closing < 0 else NOT_JSON
         )
-        if name and named and (given or members.open_key in argument_keys):
-            first, last = given[1:] if given else (begins, stop)
+        if name and named and (member or members.open_key in argument_keys):
+            first, last = member[1:] if member else (begins, stop)
             shown = last if text.startswith("{", first) else first  # others may yet become an object
             cut = replace(cut, name=name, written=strict_json(text[first : stop if done else shown]))
         return name, cut, stop if done else None
     if not name or not named:
         return name, Call(written=text[at:end], offsets=(at, end), error=problem or "it has no name"), end
-    value, first, last = given or (None, end, end)
+    value, first, last = member or (None, end, end)
     arguments, written, values = arguments_of(text, value, first, last)
     if problem is not None:
         written = strict_json(text[first:end])

@@ -1,7 +1,5 @@
 """A request for tool calls, or for JSON with a schema."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +31,7 @@ class ToolRequest:
         strict: bool | None = None,
         parallel_tool_calls: bool | None = None,
         response_format: Mapping[str, Any] | None = None,
-    ) -> ToolRequest:
+    ) -> "ToolRequest":
         """Create a request from the options of a call, which have OpenAI's meanings; others are a ``ConfigError``.
 
         ``tool_choice`` may also be ``"any"``, ``True``, or the name of a tool. A ``{"type": "json_object"}`` may have a
@@ -115,10 +113,10 @@ def _tool(number: int, tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": {**undescribed, **function, "parameters": parameters}}
 
 
-def _choice(given: Any, names: Sequence[str]) -> tuple[str, tuple[str, ...] | None]:
+def _choice(tool_choice: Any, names: Sequence[str]) -> tuple[str, tuple[str, ...] | None]:
     """``"auto"``, ``"none"`` or ``"required"``, and the names of the tools that can be called if not all can."""
-    if isinstance(given, Mapping) and given.get("type") == "allowed_tools":
-        inner = given.get("allowed_tools", given)
+    if isinstance(tool_choice, Mapping) and tool_choice.get("type") == "allowed_tools":
+        inner = tool_choice.get("allowed_tools", tool_choice)
         mode, tools = (inner.get("mode"), inner.get("tools")) if isinstance(inner, Mapping) else (None, None)
         if mode not in ("auto", "required") or not isinstance(tools, Sequence) or isinstance(tools, str) or not tools:
             raise ConfigError(
@@ -127,9 +125,9 @@ def _choice(given: Any, names: Sequence[str]) -> tuple[str, tuple[str, ...] | No
             )
         allowed = tuple(_named(tool, names) for tool in tools)
         return mode, tuple(name for name in names if name in allowed)
-    if isinstance(given, Mapping) and given.get("type") not in ("any", "auto", "none", "required"):
-        return "required", (_named(given, names),)
-    choice = given.get("type") if isinstance(given, Mapping) else given
+    if isinstance(tool_choice, Mapping) and tool_choice.get("type") not in ("any", "auto", "none", "required"):
+        return "required", (_named(tool_choice, names),)
+    choice = tool_choice.get("type") if isinstance(tool_choice, Mapping) else tool_choice
     if choice in names:
         return "required", (str(choice),)
     if choice is None or choice is False or choice in ("auto", "none"):
@@ -154,13 +152,13 @@ def _named(tool: Any, names: Sequence[str]) -> str:
 
 def _schema(response_format: Any) -> tuple[dict[str, Any] | None, bool, bool]:
     """The schema of the answer, whether it is part of the prompt, and whether another answer is an error."""
-    given = response_format if isinstance(response_format, Mapping) else {"type": response_format}
-    kind, schema = given.get("type"), given.get("schema")
+    options = response_format if isinstance(response_format, Mapping) else {"type": response_format}
+    kind, schema = options.get("type"), options.get("schema")
     if response_format is None or kind == "text":
         return None, False, False
     if kind == "json_object" and (schema is None or isinstance(schema, Mapping)):
-        return _json(schema or {"type": "object"}), False, given.get("strict") is not False
-    inner = given.get("json_schema")
+        return _json(schema or {"type": "object"}), False, options.get("strict") is not False
+    inner = options.get("json_schema")
     if kind == "json_schema" and isinstance(inner, Mapping) and isinstance(inner.get("schema"), Mapping):
         return _json(inner["schema"]), True, inner.get("strict") is not False
     raise ConfigError(

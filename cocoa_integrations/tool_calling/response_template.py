@@ -1,7 +1,5 @@
 """Calls that transformers parses by the response template of a tokenizer, for models whose format is not derived."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,13 +11,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def has_response_template(tokenizer: PreTrainedTokenizerBase) -> bool:
+def has_response_template(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Whether transformers can parse the answers of a model."""
     return getattr(tokenizer, "response_template", None) is not None and hasattr(tokenizer, "parse_response")
 
 
 def parsed_response(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     text: str,
     tools: Sequence[Mapping[str, Any]],
     offsets: tuple[int, int],

@@ -1,7 +1,5 @@
 """The JSON schema of every form in which a schema or a function can be given."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from types import UnionType
@@ -91,7 +89,7 @@ def _replaced(form: Any, replace: Callable[[Any], Any]) -> Any:
     args = get_args(form)
     types = args[:1] if origin is Annotated else () if origin is Literal else args
     new = tuple(_replaced(each, replace) for each in types)
-    if all(one is other for one, other in zip(new, types, strict=True)):
+    if all(part is other for part, other in zip(new, types, strict=True)):
         return form
     if origin is Annotated:
         new = (*new, *args[1:])
@@ -121,7 +119,7 @@ def _fields_of(form: Any) -> Iterator[tuple[Any, bool, dict[str, Any]]]:
         plain = [each for each in metadata if each is None or isinstance(each, _PLAIN)]
         is_described = len(plain) == 1 and isinstance(plain[0], str)
         default, description = (..., plain[0]) if is_described else (*plain, ..., None)[:2] if plain else (..., None)
-        of_pydantic = (hint, *(each for each in metadata if not any(each is one for one in plain)))
+        of_pydantic = (hint, *(each for each in metadata if not any(each is text for text in plain)))
         hint = Annotated[of_pydantic] if len(of_pydantic) > 1 else hint
         options = {"alias": key, "description": None if description is ... else description}
         yield hint, required, options if default is ... else {**options, "default": default}

@@ -4,8 +4,6 @@ Workers of :mod:`cocoa_engine.confined` run this module, because a regular expre
 time without end. So it imports neither torch nor transformers.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -30,7 +28,7 @@ def mismatch(text: str, schema: Mapping[str, Any]) -> str | None:
     Numbers are compared as they are written: 0.07 is a multiple of 0.01. Nothing is fetched that a ``$ref`` names.
     """
     try:
-        return run_confined(_mismatch, text, schema, what="to compare the answer with its schema")
+        return run_confined(_mismatch, str(text), schema, what="to compare the answer with its schema")
     except ConfigError as error:
         return f"it cannot be validated: {error}"
 

@@ -1,7 +1,5 @@
 """Values as models write them in calls: as JSON, as Python does, or with quotes of their own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

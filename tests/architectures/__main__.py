@@ -29,8 +29,8 @@ from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 from transformers.utils import logging as transformers_logging
 
+from cocoa_engine.errors import safe, shortened
 from cocoa_engine.model.gguf_families import FAMILIES
-from cocoa_engine.safe_text import safe, shortened
 from tests.architectures.small_configs import MODEL_TYPES
 from tests.architectures.sweep import Outcome, examine
 

@@ -30,10 +30,8 @@ from rich.console import Console
 from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Span, SpanStream
-from cocoa_engine.cli import measured
-from cocoa_engine.cli import progress as module
-from cocoa_engine.cli.output import can_redraw, live
-from cocoa_engine.cli.progress import Progress, Stage
+from cocoa_engine.cli import measured, output
+from cocoa_engine.cli.output import Progress, Stage, can_redraw, live
 from cocoa_engine.errors import ConfigError, ModelLoadError
 from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.lab import heads as lab_heads
@@ -382,7 +380,7 @@ LINE = re.compile(r"(\d[\d,]* of \d[\d,]* [a-z][a-z0-9 ]*|[a-z].*), (\d+ h )?\d+
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time that progress is measured with, in seconds."""
     now = [1000.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -411,7 +409,7 @@ def test_the_time_left_is_that_of_this_stage_and_the_later_ones(clock: list[floa
         assert progress.fraction() == 0.8
     assert progress.fraction() == 1.0
     words = {119.4: "119 s", 119.6: "2 min", 3569: "59 min", 3571: "1 h 0 min", 10**6: "277 h 47 min"}
-    assert {seconds: module._duration(seconds) for seconds in words} == words
+    assert {seconds: output._duration(seconds) for seconds in words} == words
 
 
 STAGES = st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.booleans()), min_size=1, max_size=6)
@@ -443,7 +441,7 @@ def test_the_bar_never_goes_back(stages: list[tuple[int, bool, bool]], data: st.
 
 
 def test_a_line_comes_while_one_step_hangs(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0.01)
     said = ""
     with Progress("heads").stage("loading \x1b[31mmodel"):
         deadline = time.monotonic() + 60
@@ -456,7 +454,7 @@ def test_a_line_comes_while_one_step_hangs(monkeypatch: pytest.MonkeyPatch, capf
 
 
 def test_a_closed_stderr_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0.01)
     stream = (tmp_path / "stderr").open("w")
     monkeypatch.setattr(sys, "stderr", stream)
     described = 0
@@ -466,7 +464,7 @@ def test_a_closed_stderr_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
         described += 1
         return "0 s"
 
-    monkeypatch.setattr(module, "_duration", describe)
+    monkeypatch.setattr(output, "_duration", describe)
     with Progress("ask").stage("loading"):
         stream.close()
         before, deadline = described, time.monotonic() + 60
@@ -487,7 +485,7 @@ def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.03)
         at(stage, done, total)
 
-    monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0.01)
     monkeypatch.setattr(Stage, "at", slow)
 
 
@@ -526,7 +524,7 @@ def test_loading_prints_lines(
         time.sleep(0.2)
         raise ModelLoadError("it is damaged")
 
-    monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0.01)
     monkeypatch.setattr(CocoaEngine, "from_pretrained", slow)
     command = [word.format(**data, out=tmp_path / "out") for word in LOADING[name]]
     result = cocoa(*command)
@@ -536,7 +534,7 @@ def test_loading_prints_lines(
 
 
 def test_a_long_answer_and_a_long_prompt_print_lines(cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0.01)
     monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 4)
     span = SpanStream.__next__
 
@@ -573,7 +571,7 @@ def test_the_cursor_is_visible_if_the_process_is_killed(
     stream = io.StringIO()
     stream.isatty = lambda: True  # type: ignore[method-assign]
     console = Console(file=stream, force_terminal=True, legacy_windows=False, _environ={"TERM": "xterm-256color"})
-    monkeypatch.setattr(module, "progress_console", lambda: console)
+    monkeypatch.setattr(output, "progress_console", lambda: console)
     assert can_redraw(console)
     assert not can_redraw(Console(file=stream, force_terminal=True, _environ={"TERM": "dumb"}))
     with drawn(console):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.loading import load_pretrained
 from tests.helpers.family_gguf import write_tiny_gguf
-from tests.helpers.processes import limited, python
+from tests.helpers.processes import forked, limited
 from tests.helpers.tiny_models import tiny_model
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs owners and rights of files")
@@ -228,18 +229,17 @@ def test_another_user_loads_below_an_open_folder_of_root(cache: Path, file: Path
     cache.parent.chmod(0o777)
     cache.mkdir()
     cache.chmod(0o777)
-    python(f"""
-import os, tempfile
-from pathlib import Path
-from cocoa_engine.model.loading import load_pretrained
-folder = Path(tempfile.mkdtemp())
-os.chown(folder, 12345, 12345)
-(folder / "tiny.gguf").write_bytes(Path({str(file)!r}).read_bytes())
-load_pretrained(folder / "tiny.gguf")  # the files of libraries may be readable by root alone
-os.setgid(12345)
-os.setuid(12345)
-assert load_pretrained(folder / "tiny.gguf")[1].encode("hello")
-""")
+
+    def other_user() -> None:
+        folder = Path(tempfile.mkdtemp())
+        os.chown(folder, 12345, 12345)
+        model = shutil.copy(file, folder)
+        load_pretrained(model)  # the files of libraries may be readable by root alone
+        os.setgid(12345)
+        os.setuid(12345)
+        assert load_pretrained(model)[1].encode("hello")
+
+    assert forked(other_user) == [0]
 
 
 @pytest.mark.filterwarnings("ignore")

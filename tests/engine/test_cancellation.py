@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from cocoa_engine import Cancellation, CocoaEngine, PromptError, RequestCancelledError, Runtime, process_exit
-from cocoa_engine.cancellation import interruptible
+from cocoa_engine import Cancellation, CocoaEngine, PromptError, RequestCancelledError, Runtime, interruptions
 from cocoa_engine.execution import scheduler as scheduler_file
 from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.execution.forward import attention
 from cocoa_engine.execution.forward.base import Segment
+from cocoa_engine.interruptions import interruptible
 from tests.helpers.alike import answers, assert_alike, assert_all_alike
 from tests.helpers.backends import made
 from tests.helpers.engines import endless, engine_of, prompt
@@ -351,7 +351,7 @@ SILENT = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExcepti
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> CocoaEngine:
     """Of a process that may end."""
-    monkeypatch.setattr(process_exit, "_ending", False)
+    monkeypatch.setattr(interruptions, "_ending", False)
     return CocoaEngine(tiny_model("llama"), tiny_tokenizer())
 
 
@@ -370,14 +370,14 @@ def test_a_daemon_thread_ends_silently_and_another_gets_an_error(
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     assert begun.wait(60)
-    process_exit._end_work()
+    interruptions._end_work()
     join([thread])
-    assert not process_exit._depths
+    assert not interruptions._depths
     assert capfd.readouterr().err == ""
     for call in (lambda: tiny.generate([5, 6]), lambda: tiny.score([5, 6], [7])):
         with pytest.raises(RequestCancelledError, match="the process is ending"):
             call()
-    assert not process_exit._depths
+    assert not interruptions._depths
 
 
 @SILENT
@@ -395,7 +395,7 @@ def test_no_thread_waits_for_one_that_has_the_model(tiny: CocoaEngine) -> None:
                 passes.append("of the first thread")
 
     def wait() -> None:
-        with process_exit.at_work:
+        with interruptions.at_work:
             waits.set()
             with model.exclusive():
                 passes.append("of the second thread")
@@ -405,7 +405,7 @@ def test_no_thread_waits_for_one_that_has_the_model(tiny: CocoaEngine) -> None:
         thread.start()
     assert waits.wait(60)
     threading.Timer(0.2, ended.set).start()
-    process_exit._end_work()
-    assert not process_exit._depths  # it did not give up
+    interruptions._end_work()
+    assert not interruptions._depths  # it did not give up
     join(threads)
     assert passes == []

@@ -38,11 +38,19 @@ from cocoa_engine import (
     Runtime,
 )
 from cocoa_engine.arguments import SettingsModel
-from cocoa_engine.cancellation import interruptible
 from cocoa_engine.cli.output import SafeConsole, describe_error, print_json, progress_console
 from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
-from cocoa_engine.errors import CocoaError, ForeignError, ModelLoadError, UnsupportedModelError, safe_cause
+from cocoa_engine.errors import (
+    CocoaError,
+    ForeignError,
+    ModelLoadError,
+    UnsupportedModelError,
+    safe,
+    safe_cause,
+    safe_logger,
+)
+from cocoa_engine.interruptions import interruptible
 from cocoa_engine.lab import files
 from cocoa_engine.lab.data import LabelledSpan, LabelledText, checked, read_labelled
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads
@@ -50,7 +58,6 @@ from cocoa_engine.model.generation_config import usable
 from cocoa_engine.model.language_model import MACHINE_ERRORS
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from cocoa_engine.output_files import require_writable, write_file
-from cocoa_engine.safe_text import safe, safe_logger
 from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.server.settings import ServerSettings
 from tests.helpers.family_gguf import write_family
@@ -617,8 +624,8 @@ def modules_with(pattern: str) -> set[str]:
 
 
 OTHER_LOGGERS = {
-    "cocoa_engine/safe_text.py": "defines safe_logger",
-    "cocoa_engine/optional.py": "drops lines of other packages",
+    "cocoa_engine/errors.py": "defines safe_logger",
+    "cocoa_engine/memory.py": "drops lines of other packages",
     "cocoa_integrations/server/errors.py": "gives loggers their handlers back",
     # the server writes whole prompts and tracebacks, which a safe logger would shorten
     "cocoa_integrations/server/record.py": "calls safe for prompts and answers; the rest is made by the server",

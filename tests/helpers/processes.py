@@ -6,8 +6,9 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import get_context
 
 LIMIT = 240.0
 """Seconds after which a program that has not ended is taken to be stuck."""
@@ -23,6 +24,16 @@ def python(code: str) -> str:
     done = run([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def forked(*works: Callable[[], object]) -> list[int | None]:
+    """The exit codes of children of this process, each of which does a work. They run at once."""
+    children = [get_context("fork").Process(target=work) for work in works]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(LIMIT)
+    return [child.exitcode for child in children]
 
 
 def free_port() -> int:

@@ -22,8 +22,7 @@ import httpx
 
 from cocoa_integrations.server import ServerSettings, create_app
 from cocoa_integrations.server.errors import unhandled_logged
-from cocoa_integrations.server.lifecycle import keep_one_arena
-from cocoa_integrations.server.process import DrainingServer, listening
+from cocoa_integrations.server.process import DrainingServer, keep_one_arena, listening
 from tests.helpers.served import PATIENCE, speaker
 
 STARTS = 120.0

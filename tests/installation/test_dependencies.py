@@ -15,8 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from cocoa_engine.errors import CocoaError, MissingExtraError
-from cocoa_engine.optional import DISTRIBUTIONS, need, quiet_torchao
+from cocoa_engine.errors import DISTRIBUTIONS, CocoaError, MissingExtraError, need
+from cocoa_engine.memory import quiet_torchao
 from tests.helpers.paths import PYPROJECT, ROOT
 from tests.helpers.processes import run
 
@@ -194,7 +194,7 @@ def test_floors_are_the_lowest_versions_of_the_ranges() -> None:
     }
 
 
-# --- without packages
+# --- with all packages, of which an adapter imports its own only, and without some
 
 PROGRAM = """
 import sys
@@ -213,6 +213,26 @@ def without(*names):
         del sys.modules[name]
     missing.clear()
     missing.update(names)
+
+def loaded(*names):
+    return {name for name in sys.modules if name.partition(".")[0] in names}
+
+import cocoa_engine.engine
+assert not loaded(*frameworks), loaded(*frameworks)
+import llama_index.core
+from transformers import GenerationMixin
+before = set(sys.modules)  # older versions import OpenTelemetry themselves
+import cocoa_integrations.llama_index
+foreign = {*loaded("langchain", "langchain_core", "opentelemetry"), "cocoa_integrations.langchain"}
+assert not foreign & (set(sys.modules) - before), foreign
+
+without()
+import cocoa_integrations.langchain
+assert all(hasattr(cocoa_integrations.langchain, name) for name in cocoa_integrations.langchain.__all__)
+optional = ("llama_index", "langchain", "langgraph")
+assert not loaded(*optional), loaded(*optional)
+assert cocoa_integrations.langchain.RiskMiddleware.__module__ == "cocoa_integrations.langchain.agents"
+assert loaded("langchain")
 
 sys.meta_path.insert(0, Missing())
 without(*frameworks, "lm_eval")  # neither framework
@@ -255,8 +275,8 @@ from cocoa_integrations.llama_index import CocoaLLM
 
 
 @pytest.mark.slow
-def test_without_packages() -> None:
-    """And nothing prints anything, be it torchao, which transformers imports where it is installed."""
+def test_with_and_without_packages() -> None:
+    """Nothing prints anything, be it torchao, which transformers imports where it is installed."""
     done = run([sys.executable, "-c", PROGRAM])
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

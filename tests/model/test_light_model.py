@@ -7,7 +7,6 @@ import shutil
 import sys
 from contextlib import nullcontext
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from cocoa_integrations.langchain import CocoaLLM
 from tests.helpers.alike import same_tokenizer
 from tests.helpers.family_gguf import write_family
 from tests.helpers.libraries import needs_kernels
-from tests.helpers.processes import run
+from tests.helpers.processes import forked, run
 
 pytestmark = needs_kernels
 PROMPT = "he 12 Grüße"
@@ -223,10 +222,7 @@ def test_adapters_share_light_weights_also_with_a_forked_child(file: str) -> Non
     def child() -> None:
         assert models[0]._identifying_params == expected
 
-    process = get_context("fork").Process(target=child)
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
+    assert forked(child) == [0]
 
 
 @pytest.mark.slow

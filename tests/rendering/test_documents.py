@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from cocoa_engine import Candidate, ConfigError, Generation, RiskSource, Span
+from cocoa_engine.errors import safe
 from cocoa_engine.rendering import terminal, wording
 from cocoa_engine.rendering.documents import DOCUMENTS
 from cocoa_engine.rendering.highlights import Answer, Range, RiskScale, differences, marked, pieces
 from cocoa_engine.rendering.terminal import STYLES, Comparison, answer_text, report, risk_point_table
 from cocoa_engine.rendering.wording import NOT_CALIBRATED, SOURCES, finding, statistics, verdict
 from cocoa_engine.risk import LOWEST_SHADE, Check
-from cocoa_engine.safe_text import safe
 from tests.helpers.drawn import Page, drawn
 from tests.helpers.made_up_answers import figures, generation, stopped
 

@@ -3,15 +3,13 @@
 :func:`choose` tests the backends in order on the given model, so that unknown architectures never give wrong results.
 """
 
-from __future__ import annotations
-
 import weakref
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from cocoa_engine.errors import UnsupportedModelError, safe_cause
+from cocoa_engine.errors import UnsupportedModelError, safe_cause, safe_logger
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, TokenTree
 from cocoa_engine.execution.backends.shared_cache import SharedCache, depends_on_weights_alone
 from cocoa_engine.execution.backends.unshared import ByLength, CopiedCache, Recompute
@@ -27,7 +25,6 @@ from cocoa_engine.model.language_model import PASSED_ON, LanguageModel
 from cocoa_engine.model.light_model import LightModel
 from cocoa_engine.model.weight_identity import WeightFingerprint, weight_fingerprint
 from cocoa_engine.runtime import Runtime
-from cocoa_engine.safe_text import safe_logger
 
 __all__ = ["Backend", "FeedRequest", "Path", "ReadBack", "StepOutput", "TokenTree", "build", "choose", "state_of"]
 

@@ -1,7 +1,5 @@
 """The interface of backends: extend a tree of tokens, commit one path of it, drop the rest."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple

@@ -6,8 +6,6 @@ prefix, and the slots of the other branches become free. The keys and values of 
 share a prefix with them.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections import OrderedDict
@@ -18,14 +16,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from cocoa_engine.errors import safe_logger
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, TokenTree
 from cocoa_engine.execution.forward.base import Forward, KeyValues, Segment, StepOutput
 from cocoa_engine.execution.forward.source_attention import SourceProbe, probe_of
-from cocoa_engine.forks import free_in_child
+from cocoa_engine.interruptions import free_in_child
 from cocoa_engine.model import light_model
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.safe_text import safe_logger
 
 logger = safe_logger(__name__)
 
@@ -139,7 +137,7 @@ class SharedTree(TokenTree):
 
     keeps_rest = True
 
-    def __init__(self, backend: SharedCache, prompt: Sequence[int], store: KeyValues, capture: CaptureSpec) -> None:
+    def __init__(self, backend: "SharedCache", prompt: Sequence[int], store: KeyValues, capture: CaptureSpec) -> None:
         super().__init__(prompt, capture)
         self.backend = backend
         self.store = store

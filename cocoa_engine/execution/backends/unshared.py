@@ -6,8 +6,6 @@ only for lengths that have the frequencies of its own. Any other path is fed wit
 does.
 """
 
-from __future__ import annotations
-
 import copy
 from abc import abstractmethod
 from collections import Counter
@@ -136,7 +134,7 @@ class CopiedCache(_Unshared):
 class TreeByLength(TokenTree):
     """One sequence. It is ``cached`` while the next token has the same frequencies."""
 
-    def __init__(self, backend: ByLength, prompt: Sequence[int], reserve_tokens: int, capture: CaptureSpec) -> None:
+    def __init__(self, backend: "ByLength", prompt: Sequence[int], reserve_tokens: int, capture: CaptureSpec) -> None:
         super().__init__(prompt, capture)
         self.backend = backend
         self.most = len(prompt) + reserve_tokens

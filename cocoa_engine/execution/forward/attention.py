@@ -1,7 +1,5 @@
 """Attention of one sequence's leaves over its keys and values, without copies for query heads or branches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

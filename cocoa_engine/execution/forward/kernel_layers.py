@@ -4,8 +4,6 @@ Apart from its matrix products, a step does little work. With torch operators, a
 take a quarter of the time of the matrix products.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ It computes the same as Hugging Face's modules with less overhead: projections t
 product, rotary tables are computed once, and masks are built only where they are needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -15,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
-from cocoa_engine.cancellation import check_current
 from cocoa_engine.execution.forward import linears
 from cocoa_engine.execution.forward.attention import attend_all, write_all
 from cocoa_engine.execution.forward.base import Forward, Segment, StepOutput
@@ -23,6 +20,7 @@ from cocoa_engine.execution.forward.kernel_layers import KernelLayers, decoder_l
 from cocoa_engine.execution.forward.linears import Activation, FastLinear, LinearBackend
 from cocoa_engine.execution.forward.source_attention import of_segments
 from cocoa_engine.execution.native.operators import can_multiply, is_readable, unpack
+from cocoa_engine.interruptions import check_current
 from cocoa_engine.model import experts, light_model
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.configs import Windows

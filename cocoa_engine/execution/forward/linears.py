@@ -12,8 +12,6 @@ The optional backend bfloat16 reads half as many bytes, from a bfloat16 copy of 
 the weights, and on processors with instructions for such products the inputs too. It can therefore change answers.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -167,7 +165,7 @@ def _made_once(module: nn.Module, name: str, tensors: Sequence[Tensor | None], m
     return result
 
 
-def fast_linear(layers: Sequence[nn.Linear], linear_backend: LinearBackend) -> FastLinear:
+def fast_linear(layers: Sequence[nn.Linear], linear_backend: LinearBackend) -> "FastLinear":
     """The :class:`FastLinear` of some layers, cached for all engines on the model until the weights change."""
     weights: list[Tensor] = [layer.weight for layer in layers]
     biases: list[Tensor | None] = [layer.bias for layer in layers]

@@ -1,7 +1,5 @@
 """Runs the model's Hugging Face modules over packed tokens, with this package's attention or the model's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any

@@ -6,8 +6,6 @@ The mass is recomputed from the query and the cached keys of a few heads, becaus
 passes of a model's own modules, a function takes the place of their attention, and measures beside it.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import weakref

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cocoa_engine.errors import safe_logger
 from cocoa_engine.execution.forward.attention import attend_folded
 from cocoa_engine.execution.forward.base import KeyValues, Segment, StepOutput
 from cocoa_engine.execution.forward.lean import Lean, Mixture
 from cocoa_engine.execution.forward.linears import LinearBackend
 from cocoa_engine.execution.forward.source_attention import SourceProbe, attention_weights
 from cocoa_engine.execution.native.build import first_line
-from cocoa_engine.forks import free_in_child
+from cocoa_engine.interruptions import free_in_child
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.safe_text import safe_logger
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE  # torch has no public name for it

@@ -1,7 +1,5 @@
 """Runs every kernel once on small tensors and compares it with torch, before the kernels are used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from types import SimpleNamespace

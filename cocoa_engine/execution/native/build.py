@@ -4,8 +4,6 @@ Any obstacle (no compiler, another processor, another OpenMP runtime) is reporte
 torch's operators then do the same work.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib
@@ -20,9 +18,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private, private_folder, temporary_folder
-from cocoa_engine.forks import free_in_child
+from cocoa_engine.errors import safe_logger
+from cocoa_engine.interruptions import free_in_child
 from cocoa_engine.output_files import write_file
-from cocoa_engine.safe_text import safe_logger
 
 logger = safe_logger(__name__)
 

@@ -3,8 +3,6 @@
 They use torch's thread count.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import math

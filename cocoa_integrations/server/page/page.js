@@ -8,7 +8,7 @@ const FINISHED = {
 };
 const CLOSING = "</think>";
 const RAW = ["f_mlds", "con_mlds"];
-const count = (value, one) => `${value} ${one}${value === 1 ? "" : "s"}`;
+const count = (value, noun) => `${value} ${noun}${value === 1 ? "" : "s"}`;
 let model = "default";
 let running = null; // the AbortController of the answers that are being decoded
 
@@ -97,12 +97,12 @@ class Column {
     if (!report) return this.fail("the server sent no risk");
     this.raw = RAW.includes(report.risk_source);
     this.say(report.verdict);
-    const found = report.check ?? [];
-    const claims = [...found].sort((one, other) => one.start - other.start);
-    const places = new Set(found.flatMap((one) => one.spans ?? []));
-    for (const [place, one] of this.drawn.entries()) if (places.has(place)) shade(one, claims);
+    const checks = report.check ?? [];
+    const claims = [...checks].sort((check, other) => check.start - other.start);
+    const places = new Set(checks.flatMap((check) => check.spans ?? []));
+    for (const [place, span] of this.drawn.entries()) if (places.has(place)) shade(span, claims);
     this.text.classList.add("done");
-    this.below.append(...this.checks(found));
+    this.below.append(...this.checks(checks));
     if (report.tool_calls?.length) this.below.append(...this.toolCalls(report.tool_calls));
     const end = FINISHED[report.finish_reason] ?? report.finish_reason ?? "";
     const tokens = this.usage ? `${count(this.usage.completion_tokens, "token")}, ` : "";
@@ -110,21 +110,21 @@ class Column {
     this.below.append(make("p", "summary", `${sizes}${end && `, ${end}`}.`), this.copies());
   }
 
-  checks(found) {
-    if (!found.length) return this.raw ? [] : [make("p", "cocoa-heading", "No claim of this answer stands out.")];
-    const lines = found.map((one) => {
-      const claim = make("button", "", make("bdi", "", safe(one.text)));
+  checks(checks) {
+    if (!checks.length) return this.raw ? [] : [make("p", "cocoa-heading", "No claim of this answer stands out.")];
+    const lines = checks.map((check) => {
+      const claim = make("button", "", make("bdi", "", safe(check.text)));
       claim.type = "button";
-      claim.addEventListener("click", () => this.drawn[one.spans?.[0]]?.element?.focus());
-      const reasons = one.reasons?.length ? `: ${safe(one.reasons.join("; "))}` : "";
-      return make("li", "", claim, ` (${number(one.risk, 2)})${reasons}`);
+      claim.addEventListener("click", () => this.drawn[check.spans?.[0]]?.element?.focus());
+      const reasons = check.reasons?.length ? `: ${safe(check.reasons.join("; "))}` : "";
+      return make("li", "", claim, ` (${number(check.risk, 2)})${reasons}`);
     });
     return [make("p", "cocoa-heading", "Check these:"), make("ol", "cocoa-check", ...lines)];
   }
 
   toolCalls(calls) {
     const shown = calls.map((call) => {
-      const risks = Object.entries(call.arguments).map(([name, one]) => `; ${name} (${number(one.risk, 2)})`);
+      const risks = Object.entries(call.arguments).map(([name, argument]) => `; ${name} (${number(argument.risk, 2)})`);
       const words = ` (${number(call.risk, 2)})${risks.join("")}${call.error ? `: ${call.error}` : ""}`;
       return make("li", "", make("bdi", "cocoa-quote", safe(call.name ?? "(incomplete)")), safe(words));
     });
@@ -248,14 +248,14 @@ function fill() {
     $("method").append(new Option(name, name, name === DATA.method, name === DATA.method));
     $("compared").append(new Option(name, name));
   }
-  for (const one of DATA.settings) {
-    const field = make(one.choices ? "select" : "input");
-    if (one.choices) {
-      const others = one.choices.filter((choice) => choice !== one.default);
-      field.append(new Option(one.default, ""), ...others.map((choice) => new Option(choice, choice)));
-    } else Object.assign(field, { type: "number", step: one.step, placeholder: one.default ?? "" });
-    Object.assign(field, { name: one.name, id: `setting-${one.name}`, title: one.description });
-    const label = make("label", "", one.name);
+  for (const setting of DATA.settings) {
+    const field = make(setting.choices ? "select" : "input");
+    if (setting.choices) {
+      const others = setting.choices.filter((choice) => choice !== setting.default);
+      field.append(new Option(setting.default, ""), ...others.map((choice) => new Option(choice, choice)));
+    } else Object.assign(field, { type: "number", step: setting.step, placeholder: setting.default ?? "" });
+    Object.assign(field, { name: setting.name, id: `setting-${setting.name}`, title: setting.description });
+    const label = make("label", "", setting.name);
     label.htmlFor = field.id;
     $("fields").append(make("p", "", label, field));
   }

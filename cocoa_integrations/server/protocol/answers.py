@@ -1,7 +1,5 @@
 """Answers of chat completions and of completions: whole ones, and the chunks of a stream."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -82,7 +80,7 @@ class Job:
         with of_parameter(self._schemas, IncompleteAnswerError), of_parameter(self._prompt):
             yield
 
-    def writer(self, number: int) -> ChatWriter | CompletionWriter:
+    def writer(self, number: int) -> "ChatWriter | CompletionWriter":
         """Writes one of the answers."""
         return (CompletionWriter if self.call.messages is None else ChatWriter)(self, self.first + number)
 

@@ -1,7 +1,5 @@
 """The messages of a request, and the variables of its chat template."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar

@@ -1,7 +1,5 @@
 """The bodies of requests: what is answered, and how it is decoded, from OpenAI's names and the object ``cocoa``."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """``/v1/chat/completions``, ``/v1/completions`` and ``/v1/cocoa/score``: whole answers and streams."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -25,8 +23,8 @@ from cocoa_integrations.chat_service.answer import ChatCall
 from cocoa_integrations.chat_service.local import PreparedCall
 from cocoa_integrations.chat_service.wire import Completion, Scores
 from cocoa_integrations.server.errors import api_error, body_of, log_unexpected
-from cocoa_integrations.server.lifecycle import ServerState, state_of
 from cocoa_integrations.server.middleware import parsed, require_json
+from cocoa_integrations.server.process import ServerState, state_of
 from cocoa_integrations.server.protocol.answers import (
     Answered,
     Job,

@@ -1,7 +1,5 @@
 """What is served, with which settings, limits, names and metrics, and whether the server lives."""
 
-from __future__ import annotations
-
 import platform
 from typing import Any
 
@@ -16,7 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from cocoa_engine import CocoaEngine, __version__
 from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.server.errors import ApiError
-from cocoa_integrations.server.lifecycle import ServerState, state_of
+from cocoa_integrations.server.process import ServerState, state_of
 from cocoa_integrations.server.protocol.requests import OPERATORS
 
 router = APIRouter()

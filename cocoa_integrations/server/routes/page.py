@@ -1,7 +1,5 @@
 """``/``: a page on which a person asks, sees the answer grow with its risk, and compares two methods."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache
@@ -15,7 +13,7 @@ from cocoa_engine import METHODS, CocoaConfig
 from cocoa_engine.rendering.highlights import BOUNDS
 from cocoa_engine.rendering.html import style_sheet
 from cocoa_engine.rendering.wording import SOURCES
-from cocoa_integrations.server.lifecycle import state_of
+from cocoa_integrations.server.process import state_of
 
 router = APIRouter()
 

@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from cocoa_engine.cache_directory import CACHE_VARIABLE
 from cocoa_engine.execution.forward import linears, trial
 from cocoa_engine.execution.native import build
 from tests.helpers.libraries import QUICK_FLAGS, forget, keeping_compiler, needs_kernels
-from tests.helpers.processes import LIMIT, python
+from tests.helpers.processes import LIMIT, forked
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.slow, needs_kernels]
@@ -75,16 +76,6 @@ def machine(
     forget()
 
 
-BUILDS_TWICE = f"""
-import os
-from cocoa_engine.execution.forward import trial
-from cocoa_engine.execution.native import build
-build.FLAGS = {QUICK_FLAGS}
-child = os.fork()  # both have imported torch already
-os.write(1, str(trial.obstacle()).encode() + b"\\n")  # in one piece, unlike print
-assert not child or os.waitpid(child, 0)[1] == 0
-"""
-
 TOGETHER = """#!/bin/sh
 case " $* " in *" -c "*)
     : > "$0.$$"
@@ -113,7 +104,7 @@ def test_processes_that_build_at_once_both_have_it(machine: Machine, compiler: P
     together.write_text(TOGETHER.format(compiler=compiler))
     together.chmod(0o755)
     machine.patch.setenv("CXX", str(together))
-    assert python(BUILDS_TWICE).split() == ["None", "None"]
+    assert forked(*[lambda: sys.exit(trial.obstacle())] * 2) == [0, 0]
     assert len(list(tmp_path.glob("together-g++.*"))) == 2
     assert len(machine.libraries()) == 1
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
-from cocoa_engine.cli import progress
+from cocoa_engine.cli import output
 from cocoa_engine.errors import ConfigError, DataError
 from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
 from cocoa_integrations.evaluation.harness import SAMPLES, new_run
@@ -288,7 +288,7 @@ def test_command(
         return recorded if of_facts else RuleJudge(rule=lambda _: '{"final_verdict": "Hallucination"}', temperature=0.0)
 
     monkeypatch.setattr("langchain.chat_models.init_chat_model", made)
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0.0)
     shown = successful(cocoa("judge", summaries, "--judge", "openai:gpt-4o", *options))
     assert asked == [("openai:gpt-4o", {"temperature": 0.0})]
     assert shown.stdout == (summaries / file).read_text()

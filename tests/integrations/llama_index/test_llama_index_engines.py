@@ -296,10 +296,10 @@ def test_nodes_are_cut_out_of_a_prompt() -> None:
     ]
     without = WithoutNodes(found)
     assert without("No context here.") == "No context here."
-    assert not without.found
+    assert not without.removed
     prompt = "file: a.md\n\nThe tower is red. It is old.\n\nThe tower is red.\n\nWhy is it so: The tower is red."
     assert without(prompt) == "\n\n\n\nWhy is it so: The tower is red."
-    assert without.found
+    assert without.removed
     assert without("The tower is red.") == "The tower is red."  # a later turn that quotes it
     assert without(f"begin\n{long[:48]}\n-- the rest is elsewhere") == "begin\n\n-- the rest is elsewhere"
     assert without("one two three four") == "one two three four"

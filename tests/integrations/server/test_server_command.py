@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.cli.app import OneLineErrors
-from cocoa_integrations.server import lifecycle, process
+from cocoa_integrations.server import process
 from cocoa_integrations.server.command import given_keys, serve
 from tests.helpers.in_threads import start, wait_until
 from tests.helpers.processes import python
@@ -89,7 +89,7 @@ def test_a_server_from_its_start_to_sigterm(
     cocoa: Run, loaded: dict[str, Any], meanwhile: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(lifecycle, "keep_one_arena", lambda: seen.update(arena_before_loading=not loaded))
+    monkeypatch.setattr(process, "keep_one_arena", lambda: seen.update(arena_before_loading=not loaded))
 
     def visit(url: str) -> None:
         seen["refused"] = until_ready(url).status_code

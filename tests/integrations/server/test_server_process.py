@@ -30,9 +30,8 @@ import pytest
 
 from cocoa_engine import SpanStream
 from cocoa_integrations._shared import workers
-from cocoa_integrations.server import ServerSettings, create_app, lifecycle
-from cocoa_integrations.server.lifecycle import free_memory_released, keep_one_arena, one_arena
-from cocoa_integrations.server.process import DrainingServer, listening
+from cocoa_integrations.server import ServerSettings, create_app, process
+from cocoa_integrations.server.process import DrainingServer, free_memory_released, keep_one_arena, listening, one_arena
 from cocoa_integrations.server.work import Call, EventStream
 from tests.helpers.in_threads import join, start, wait_until
 from tests.helpers.inside import assert_idle, sequences_running
@@ -405,8 +404,8 @@ async def test_free_memory_is_released_until_the_server_ends(
     monkeypatch: pytest.MonkeyPatch, arenas: str | None, releases: bool
 ) -> None:
     threads: list[threading.Thread] = []
-    monkeypatch.setattr(lifecycle, "release_free_memory", lambda: threads.append(threading.current_thread()))
-    monkeypatch.setattr(lifecycle, "RELEASE_INTERVAL", 0.001)
+    monkeypatch.setattr(process, "release_free_memory", lambda: threads.append(threading.current_thread()))
+    monkeypatch.setattr(process, "RELEASE_INTERVAL", 0.001)
     if arenas is not None:
         monkeypatch.setenv("MALLOC_ARENA_MAX", arenas)
     async with free_memory_released():

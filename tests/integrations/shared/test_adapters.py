@@ -1,4 +1,4 @@
-"""The adapters use public names of the engine and of each other only, and import no framework without need."""
+"""The adapters use public names of the engine and of each other only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import cocoa_integrations
-from tests.helpers.processes import python
 
 FOLDER = Path(cocoa_integrations.__file__).parent
 MODULES = sorted(FOLDER.rglob("*.py"))
@@ -36,9 +35,8 @@ ENGINE_MODULES = {
     "cocoa_engine.arguments",  # settings are checked as the engine's are
     "cocoa_engine.cli.info",  # the commands `cocoa eval` and `cocoa judge` are plugins of the CLI
     "cocoa_engine.cli.options",
-    "cocoa_engine.cli.progress",
-    "cocoa_engine.cli.score",  # which actors of Ray score too
     "cocoa_engine.cli.output",
+    "cocoa_engine.cli.score",  # which actors of Ray score too
     "cocoa_engine.confined",  # a request has one budget
     "cocoa_engine.equations",
     "cocoa_engine.lab.files",
@@ -51,7 +49,6 @@ ENGINE_MODULES = {
     "cocoa_engine.rendering.html",  # the server's page looks like the document
     "cocoa_engine.rendering.highlights",
     "cocoa_engine.rendering.wording",  # and says the same
-    "cocoa_engine.safe_text",
     "cocoa_engine.text_matching",
 }
 """The modules of the engine that integrations import."""
@@ -116,35 +113,3 @@ def test_adapters_use_public_names_of_other_modules_and_of_the_engine(path: Path
 def test_the_list_of_modules_is_no_longer_than_needed() -> None:
     sources = [path.read_text(encoding="utf-8") for path in MODULES]
     assert {module for source in sources for module, _ in engine_imports(source)} >= ENGINE_MODULES
-
-
-LOADED = """
-import sys
-
-def loaded(*names):
-    return sorted(module for module in sys.modules if module.partition(".")[0] in names)
-"""
-LANGCHAIN = """
-import cocoa_engine.engine
-assert not loaded("langchain_core", "langchain", "llama_index"), loaded("langchain_core", "langchain", "llama_index")
-import cocoa_integrations.langchain
-assert all(hasattr(cocoa_integrations.langchain, name) for name in cocoa_integrations.langchain.__all__)
-optional = ("llama_index", "langchain", "langgraph")
-assert not loaded(*optional), loaded(*optional)
-assert cocoa_integrations.langchain.RiskMiddleware.__module__ == "cocoa_integrations.langchain.agents"
-assert loaded("langchain")
-"""
-LLAMA_INDEX = """
-import llama_index.core
-from transformers import GenerationMixin
-before = set(sys.modules)  # older versions import OpenTelemetry themselves
-import cocoa_integrations.llama_index
-foreign = {*loaded("langchain", "langchain_core", "opentelemetry"), "cocoa_integrations.langchain"}
-assert not foreign & (set(sys.modules) - before), foreign
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", [LANGCHAIN, LLAMA_INDEX], ids=["langchain", "llama_index"])
-def test_imports_are_kept_apart(program: str) -> None:
-    assert python(LOADED + program) == ""

@@ -86,6 +86,15 @@ def test_the_engine_refuses_what_no_grammar_enforces(tiny: CocoaEngine, keyword:
         tiny.constrain(json_schema=UNMET[keyword])
 
 
+def test_a_text_is_compared_whatever_its_class() -> None:
+    """A worker imports no module for it: that of LangChain's texts takes a second."""
+
+    class Text(str):
+        """Cannot be pickled."""
+
+    assert mismatch(Text('{"a": 1}'), {"type": "object"}) is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["json_schema", "json_mode"])
 def test_structured_output_tells_of_a_mismatch(chat: Any, method: str) -> None:

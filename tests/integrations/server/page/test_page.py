@@ -13,9 +13,9 @@ from fastapi import FastAPI
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
 from cocoa_engine import CocoaEngine
+from cocoa_engine.errors import safe
 from cocoa_engine.rendering.highlights import RiskScale
 from cocoa_engine.rendering.wording import describe_different_kinds
-from cocoa_engine.safe_text import safe
 from cocoa_integrations.server import ServerSettings, create_app
 from tests.helpers.chromium import FOUND, needs_chromium
 from tests.helpers.live_server import served

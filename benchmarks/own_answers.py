@@ -1,0 +1,271 @@
+"""How well scores of one pass rank a model's own wrong answers, and whether a fit on other models' answers does better.
+
+    python -m benchmarks.own_answers ask --model model.gguf --name "Qwen 0.5B" --nq nq.jsonl --rag rag.jsonl
+    python -m benchmarks.own_answers table
+
+``ask`` answers questions with known answers, adds the scores of each answer to a CSV file, and continues where it
+stopped. The sets are the short questions of this folder, invented passages, and those whose files are given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.markdown import Markdown
+from sklearn.metrics import roc_auc_score
+
+from benchmarks.rag_questions import RagQuestion, is_right, messages
+from cocoa_engine import CocoaEngine, Generation
+from cocoa_engine.lab.data import read_questions
+from cocoa_engine.lab.files import parsed, read_json_lines
+from cocoa_engine.lab.fit import LabelledFeatures, fit_only
+from cocoa_engine.lab.records import Question
+from cocoa_engine.lab.self_made import made_questions
+from cocoa_engine.lab.thresholds import expected_calibration_error, reliability
+from cocoa_integrations.evaluation.metrics import rouge_l
+from cocoa_integrations.evaluation.tasks import load_samples
+
+ANSWERS = Path(__file__).parent / "results" / "own_answers.csv"
+SHORT = Path(__file__).with_name("short_questions.jsonl")
+SEED = 3
+Floats = NDArray[np.float64]
+
+
+class Asked(NamedTuple):
+    """A question, its messages, and whether an answer to it is right. Questions of a group share their passage."""
+
+    id: str
+    group: str
+    messages: list[dict[str, str]]
+    right: Callable[[str], bool]
+
+
+def short_questions(path: Path, limit: int) -> Iterator[Asked]:
+    """Questions that are asked as they are."""
+    for number, question in enumerate(islice(read_questions(path), limit)):
+        yield Asked(f"{number}", f"{number}", _user(question.text), question.is_right)
+
+
+def invented(_: Path, limit: int) -> Iterator[Asked]:
+    """Questions about invented passages, a third of which have no answer."""
+    for number, question in enumerate(made_questions(count=limit, seed=7)):
+        yield Asked(f"{number}", question.group, _user(question.request), question.is_right)
+
+
+def natural_questions(path: Path, limit: int, task: str = "nq") -> Iterator[Asked]:
+    """Questions of NQ or NQ-Swap with their passage."""
+    for item in load_samples(task, path, limit=limit, shuffle=SEED):
+        question = Question(item.question, item.context, tuple(item.references), item.id)
+        yield Asked(item.id, item.id, _user(question.request), question.is_right)
+
+
+def swapped(path: Path, limit: int) -> Iterator[Asked]:
+    """NQ-Swap."""
+    return natural_questions(path, limit, "nq_swap")
+
+
+def truthfulqa(path: Path, limit: int) -> Iterator[Asked]:
+    """Right is what is as close to a true as to a false answer by ROUGE-L, or closer. That is often mistaken."""
+    for item in load_samples("truthfulqa_gen", path, limit=limit, shuffle=SEED):
+
+        def right(answer: str, item: Any = item) -> bool:
+            return rouge_l(answer, item.references) >= rouge_l(answer, item.incorrect)
+
+        yield Asked(item.id, item.id, _user(item.question), right)
+
+
+def rag(path: Path, limit: int) -> Iterator[Asked]:
+    """The questions of ``benchmarks.rag_questions``."""
+    for where, value in islice(read_json_lines(path), limit):
+        item = parsed(RagQuestion, value, where)
+
+        def right(answer: str, item: RagQuestion = item) -> bool:
+            return is_right(answer, item)
+
+        roles = {"human": "user"}
+        chat = [{"role": roles.get(role, role), "content": text} for role, text in messages(item)]
+        yield Asked(item.id, item.id.partition("-")[0], chat, right)
+
+
+def _user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+SETS: dict[str, Callable[[Path, int], Iterator[Asked]]] = {
+    "short": short_questions,
+    "invented": invented,
+    "nq": natural_questions,
+    "nq_swap": swapped,
+    "rag": rag,
+    "truthfulqa": truthfulqa,
+}
+GIVEN = ("nq", "nq_swap", "rag", "truthfulqa")
+"""The sets whose files are not part of the project."""
+
+NOT_FITTED = "truthfulqa"
+"""Reported only, because its labels are often wrong."""
+
+
+def scores(answer: Generation) -> dict[str, float]:
+    """Scores that are high where an answer is likely wrong; NaN where source attention was not measured."""
+    log_probs, entropies, margins, copied, attention = (
+        list(chain.from_iterable(getattr(span, f"token_{name}") for span in answer.spans))
+        for name in ("log_probs", "entropies", "margins", "copied", "source_attention")
+    )
+    count = len(log_probs)
+    return {
+        "-log p": -sum(log_probs),
+        "-mean log p": -sum(log_probs) / count,
+        "-min log p": -min(log_probs),
+        "-log p, first token": -log_probs[0],
+        "mean entropy": sum(entropies) / count,
+        "highest entropy": max(entropies),
+        "-mean margin": -sum(min(margin, 20.0) for margin in margins) / count,
+        "riskiest claim": max((claim.risk or 0.0 for claim in answer.claims), default=0.0),
+        "fMLDS": max(span.f_mlds for span in answer.spans),
+        "ConMLDS": max(span.con_mlds for span in answer.spans),
+        "not in the prompt": sum(run == 0 for run in copied) / count,
+        "-source attention": -sum(attention) / count if attention else math.nan,
+    }
+
+
+def ask(options: argparse.Namespace) -> None:
+    """Append what is missing of a model's answers to the file, in batches. Empty answers have no scores."""
+    torch.set_num_threads(options.threads)
+    engine = CocoaEngine.from_pretrained(options.model)
+    name = options.name or engine.model_name
+    done = {(row["model"], row["set"], row["id"]) for row in read(options.answers)}
+    for kind, questions in SETS.items():
+        path = getattr(options, kind) if kind in GIVEN else SHORT
+        items = [] if path is None else list(questions(path, options.limit))
+        missing = [item for item in items if (name, kind, item.id) not in done]
+        for start in range(0, len(missing), options.batch):
+            batch = missing[start : start + options.batch]
+            prompts = [engine.encode_chat(item.messages) for item in batch]
+            answers = engine.generate_batch(prompts, max_new_tokens=64)
+            rows = [row_of(name, kind, *pair) for pair in zip(batch, answers, strict=True) if pair[1].spans]
+            write(options.answers, rows)
+
+
+def row_of(model: str, kind: str, asked: Asked, answer: Generation) -> dict[str, Any]:
+    """The plain values of an answer."""
+    return {
+        "model": model,
+        "set": kind,
+        "id": asked.id,
+        "group": asked.group,
+        "wrong": int(not asked.right(answer.text)),
+        "closed_book": int(answer.closed_book),
+        **{name: f"{value:.4g}" for name, value in scores(answer).items()},
+    }
+
+
+def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Append rows to the file, which begins with their names."""
+    is_new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0].keys() if rows else (), lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of the file; none if there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+class Answers(NamedTuple):
+    """Answers as columns of n values."""
+
+    scores: dict[str, Floats]
+    wrong: NDArray[np.bool_]
+    closed: NDArray[np.bool_]
+    models: NDArray[np.str_]
+    sets: NDArray[np.str_]
+    groups: NDArray[np.str_]
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, str]]) -> Answers:
+        names = list(rows[0])[6:]
+        values = {name: np.array([float(row[name]) for row in rows]) for name in names}
+        flags = (np.array([row[name] == "1" for row in rows]) for name in ("wrong", "closed_book"))
+        models, sets, groups = (np.array([row[name] for row in rows]) for name in ("model", "set", "group"))
+        return cls(values, *flags, models, sets, groups)
+
+    def cells(self) -> Iterator[tuple[str, str, NDArray[np.intp]]]:
+        """Each model and set, with the numbers of its answers."""
+        for model in dict.fromkeys(self.models.tolist()):
+            for kind in dict.fromkeys(self.sets[self.models == model].tolist()):
+                yield model, kind, np.flatnonzero((self.models == model) & (self.sets == kind))
+
+    def left_out(self) -> Floats:
+        """The risk of each answer, ``[n]``, by a logistic model of log(-log p) and mean entropy of the other models.
+
+        Answers with a passage and without have their own. More scores rank the answers of other models worse.
+        """
+        columns = np.stack([np.log(self.scores["-log p"] + 1e-3), self.scores["mean entropy"]], axis=1)
+        items = LabelledFeatures(["log surprisal", "mean entropy"], columns, self.wrong, self.groups.tolist())
+        risks = np.full(len(self.wrong), math.nan)
+        for closed in (True, False):
+            part = self.closed == closed
+            for model in np.unique(self.models):
+                others, own = part & (self.models != model) & (self.sets != NOT_FITTED), part & (self.models == model)
+                if own.any():
+                    risks[own] = fit_only(items.only(others))(items.only(own))
+        return risks
+
+
+def table(answers: Answers) -> Iterator[str]:
+    """For each model and set the AUROC of each score and of a fit on the other models, and its ECE, in Markdown."""
+    risks = answers.left_out()
+    columns = {**answers.scores, "fit on the others": risks}
+    yield f"| model | set | wrong | {' | '.join(columns)} | its ECE |"
+    yield "| --- | --- |" + " ---: |" * (len(columns) + 2)
+    for model, kind, own in answers.cells():
+        wrong = answers.wrong[own]
+        areas = [
+            "" if np.isnan(values[own]).any() else f"{roc_auc_score(wrong, values[own]):.2f}"
+            for values in columns.values()
+        ]
+        error = expected_calibration_error(reliability(risks[own], wrong))
+        yield f"| {model} | {kind} | {wrong.sum()} of {len(own)} | {' | '.join(areas)} | {error:.2f} |"
+
+
+def main() -> None:
+    """Ask a model, or print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.own_answers", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    asking = commands.add_parser("ask", help="add a model's answers")
+    asking.add_argument("--model", help="Hub name, folder or file; default: the embedded model")
+    asking.add_argument("--name", help="name of the model in the table; default: its own")
+    for kind in GIVEN:
+        asking.add_argument(f"--{kind.replace('_', '-')}", type=Path, help="file of the set; default: it is left out")
+    asking.add_argument("--limit", type=int, default=150, help="questions of each set (default: %(default)s)")
+    asking.add_argument("--batch", type=int, default=8)
+    asking.add_argument("--threads", type=int, default=2)
+    for command in (asking, commands.add_parser("table", help="print the table")):
+        command.add_argument("--answers", type=Path, default=ANSWERS, help="default: %(default)s")
+    options = parser.parse_args()
+    if options.command == "ask":
+        ask(options)
+        return
+    console, text = Console(), "\n".join(table(Answers.of(read(options.answers))))
+    console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal, markup=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -12,7 +12,7 @@ from cocoa_engine.cancellation import current_cancellation, interruptible
 from cocoa_engine.errors import ChatTemplateError, PromptError, UnsupportedModelError, safe_cause
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.model.control_tokens import ControlTokens, Rendered
-from cocoa_engine.model.text import block_text, require_unicode
+from cocoa_engine.model.text import THOUGHT, block_text, require_unicode
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.safe_text import short_repr
 
@@ -170,6 +170,7 @@ class Tokens:
 
         Args:
             messages: mappings with ``role`` and ``content``: a text, or blocks as ``{"type": "text", "text": ...}``.
+                Templates that read them also take ``{"type": "thinking", "thinking": ...}``.
             split_special_tokens: whether text in messages and options that spells a control token stays text.
             template_kwargs: options of ``apply_chat_template``. ``add_generation_prompt`` is `True` by default.
 
@@ -190,7 +191,11 @@ class Tokens:
             chat.append(dict(message))
             content, where = message.get("content"), f"message {number} ({message['role']})"
             if isinstance(content, (list, tuple)):
-                content = chat[-1]["content"] = "".join(block_text(block, where) for block in content)
+                texts = [block_text(block, where, thoughts=self._reads_thoughts) for block in content]
+                kinds = [THOUGHT if block["type"] == THOUGHT else "text" for block in content]
+                blocks = [{"type": kind, kind: text} for kind, text in zip(kinds, texts, strict=True)]
+                content = "".join(texts)
+                chat[-1]["content"] = blocks if THOUGHT in kinds else content
             elif isinstance(content, Mapping) and message["role"] != "tool":  # some templates read the data of a tool
                 raise PromptError(f"the content of {where} takes a text or a list of blocks, not {short_repr(content)}")
             if isinstance(content, str):
@@ -206,6 +211,11 @@ class Tokens:
                 f"the chat template takes more than {RENDERING_SECONDS:g} seconds for these messages; shorten them, or "
                 "see whether its loops end (tokenizer.chat_template)"
             ) from None
+
+    @property
+    def _reads_thoughts(self) -> bool:
+        """Whether the chat template names blocks of reasoning, as those of Mistral's models do."""
+        return re.search(rf"""(["']){THOUGHT}\1""", str(self.settings.chat_template)) is not None
 
     def _apply_template(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
         try:

@@ -464,6 +464,13 @@ def test_the_work_for_an_answer_grows_with_its_length(
         assert long < 6 * short + 1000
 
 
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_text_without_an_end_has_no_format(end: str) -> None:
+    template = TEMPLATES["parameters"].replace("</parameter>", end)
+    assert template != TEMPLATES["parameters"]
+    assert template_format(engine_of(template)) == (None, False)
+
+
 def test_another_chat_template_of_a_tokenizer_has_its_own_format() -> None:
     engine = engine_of("hermes", ("<|own|>",))
     assert template_format(engine) is template_format(engine)

@@ -202,9 +202,9 @@ class Answers(NamedTuple):
     def of(cls, rows: Sequence[Mapping[str, str]]) -> Answers:
         names = list(rows[0])[6:]
         values = {name: np.array([float(row[name]) for row in rows]) for name in names}
-        flags = (np.array([row[name] == "1" for row in rows]) for name in ("wrong", "closed_book"))
+        wrong, closed = (np.array([row[name] == "1" for row in rows]) for name in ("wrong", "closed_book"))
         models, sets, groups = (np.array([row[name] for row in rows]) for name in ("model", "set", "group"))
-        return cls(values, *flags, models, sets, groups)
+        return cls(values, wrong, closed, models, sets, groups)
 
     def cells(self) -> Iterator[tuple[str, str, NDArray[np.intp]]]:
         """Each model and set, with the numbers of its answers."""

@@ -12,6 +12,9 @@ TEXT_BLOCKS = {
 }
 """The types of content blocks that are text, and the member of the block that has it."""
 
+THOUGHT = "thinking"
+"""The type of a content block that is reasoning, and the member of the block that has it."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -24,14 +27,18 @@ def require_unicode(text: str, what: str) -> None:
         )
 
 
-def block_text(block: Any, where: str) -> str:
-    """The text of a content block of a message, a mapping with ``type``. Only its type says whether it is text."""
+def block_text(block: Any, where: str, *, thoughts: bool = False) -> str:
+    """The text of a content block of a message, a mapping with ``type``. Only its type says whether it is text.
+
+    ``thoughts``: blocks of reasoning are accepted, too.
+    """
     kind = block.get("type") if isinstance(block, Mapping) else None
     if not isinstance(kind, str):
         raise PromptError(f"{short_repr(block)} in {where} has no type; the model reads text only")
-    if kind not in TEXT_BLOCKS:
+    member = THOUGHT if thoughts and kind == THOUGHT else TEXT_BLOCKS.get(kind)
+    if member is None:
         raise PromptError(f"content of type {short_repr(kind)} in {where}; the model reads text only")
-    text = block.get(TEXT_BLOCKS[kind])
+    text = block.get(member)
     if not isinstance(text, str):
-        raise PromptError(f"content of type {kind!r} in {where} has no {TEXT_BLOCKS[kind]}; the model reads text only")
+        raise PromptError(f"content of type {kind!r} in {where} has no {member}; the model reads text only")
     return text

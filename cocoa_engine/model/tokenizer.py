@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cocoa_engine.errors import ChatTemplateError, PromptError, UnsupportedModelError, safe_cause, short_repr
 from cocoa_engine.interruptions import at_work, current_cancellation, free_in_child, interruptible
 from cocoa_engine.model.control_tokens import ControlTokens, Rendered
-from cocoa_engine.model.text import block_text, require_unicode
+from cocoa_engine.model.text import THOUGHT, block_text, require_unicode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -167,6 +167,7 @@ class Tokens:
 
         Args:
             messages: mappings with ``role`` and ``content``: a text, or blocks as ``{"type": "text", "text": ...}``.
+                Templates that read them also take ``{"type": "thinking", "thinking": ...}``.
             split_special_tokens: whether text in messages and options that spells a control token stays text.
             template_kwargs: options of ``apply_chat_template``. ``add_generation_prompt`` is `True` by default.
 
@@ -187,7 +188,11 @@ class Tokens:
             chat.append(dict(message))
             content, where = message.get("content"), f"message {number} ({message['role']})"
             if isinstance(content, (list, tuple)):
-                content = chat[-1]["content"] = "".join(block_text(block, where) for block in content)
+                texts = [block_text(block, where, thoughts=self._reads_thoughts) for block in content]
+                kinds = [THOUGHT if block["type"] == THOUGHT else "text" for block in content]
+                blocks = [{"type": kind, kind: text} for kind, text in zip(kinds, texts, strict=True)]
+                content = "".join(texts)
+                chat[-1]["content"] = blocks if THOUGHT in kinds else content
             elif isinstance(content, Mapping) and message["role"] != "tool":  # some templates read the data of a tool
                 raise PromptError(f"the content of {where} takes a text or a list of blocks, not {short_repr(content)}")
             if isinstance(content, str):
@@ -203,6 +208,11 @@ class Tokens:
                 f"the chat template takes more than {RENDERING_SECONDS:g} seconds for these messages; shorten them, or "
                 "see whether its loops end (tokenizer.chat_template)"
             ) from None
+
+    @property
+    def _reads_thoughts(self) -> bool:
+        """Whether the chat template names blocks of reasoning, as those of Mistral's models do."""
+        return re.search(rf"""(["']){THOUGHT}\1""", str(self.settings.chat_template)) is not None
 
     def _apply_template(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
         try:

@@ -135,17 +135,31 @@ def names(engine: CocoaEngine, name: str) -> bool:
     return name in str(getattr(engine.tokenizer, "chat_template", None))
 
 
-def with_reasoning(chat: Sequence[Mapping[str, Any]], engine: CocoaEngine) -> list[dict[str, Any]]:
+def with_reasoning(chat: Sequence[Mapping[str, Any]], engine: CocoaEngine, tags: ReasoningTags) -> list[dict[str, Any]]:
     """Copies of the messages. ``reasoning_content`` is left out if the chat template does not read it."""
-    named, aliased = names(engine, "reasoning_content"), names(engine, "thinking")  # transformers gives it both names
+    reads = tags.is_block or any(names(engine, field) for field in ("reasoning_content", "thinking"))
+    copies = [dict(message) for message in chat]
+    for message in copies:
+        if not reads:
+            message.pop("reasoning_content", None)
+        elif tags.is_alone and message["content"] and message.get("tool_calls"):
+            thought = message.pop("reasoning_content", "")
+            message["content"] = "\n\n".join(filter(None, [thought, message["content"]]))
+    return copies
 
-    def keeps(message: Mapping[str, Any]) -> bool:  # gpt-oss has one channel for the reasoning and the text of a call
-        return named or (aliased and not (message["content"] and message.get("tool_calls")))
 
-    return [
-        {key: value for key, value in message.items() if key != "reasoning_content" or keeps(message)}
-        for message in chat
-    ]
+def with_blocks(chat: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with ``reasoning_content`` as the first block of the content."""
+    copies = [dict(message) for message in chat]
+    for message in copies:
+        if thought := message.pop("reasoning_content", ""):
+            message["content"] = blocks_of(thought, message["content"])
+    return copies
+
+
+def blocks_of(thought: str, text: str) -> list[dict[str, str]]:
+    """The content of an answer with reasoning, as blocks."""
+    return [{"type": "thinking", "thinking": thought}, {"type": "text", "text": text}]
 
 
 def ends_inside_reasoning(

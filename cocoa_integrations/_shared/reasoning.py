@@ -1,7 +1,9 @@
 """Separates the reasoning of a model, such as its text between ``<think>`` and ``</think>``, from its answer."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from cocoa_engine import CocoaEngine, Generation, Span
 from cocoa_engine.report import Part, RiskReport
@@ -12,14 +14,88 @@ CLOSING = "</think>"
 Mark = tuple[int, str]
 """A special token that decoding has removed from a text: its offset, and its name."""
 
+Replaced = tuple[int, int, str]
+"""A range of a text, and what stands in its place."""
+
 
 @dataclass(frozen=True)
 class ReasoningTags:
-    """What stands around the reasoning: before and after it, and before the answer, where a header does."""
+    """What stands around the reasoning of an answer.
+
+    In some formats, an answer is a series of parts with headers, such as the channels of gpt-oss.
+
+    Attributes:
+        opening: the text before the reasoning; with headers, that of the reasoning.
+        closing: the text after it; with headers, the text between two parts.
+        head: the header of the answer; empty if the format has no headers.
+        feet: tags after the text of an answer, and after its calls, but for the token that ends the turn.
+        is_block: whether the template takes the reasoning as a block of the content, and not as a field.
+        is_alone: whether the template refuses reasoning beside text and a call, because they share a part.
+    """
 
     opening: str = OPENING
     closing: str = CLOSING
     head: str = ""
+    feet: tuple[str, ...] = ()
+    is_block: bool = False
+    is_alone: bool = False
+
+    @cached_property
+    def _edges(self) -> tuple[str, str]:
+        """The tags around the name of a part in its header; empty if not all headers have the same."""
+        pairs = enumerate(zip(self.opening, self.head, strict=False))
+        begin = self.opening[: next((at for at, (char, other) in pairs if char != other), 0)].rpartition(">")
+        tag, end = "".join(begin[:2]), self.opening[self.opening.rfind("<") :]
+        return (tag, end) if tag and self.head.endswith(end) else ("", "")
+
+    @cached_property
+    def header(self) -> re.Pattern[str]:
+        """The header of a part that is text, with the space before it."""
+        begin, end = map(re.escape, self._edges)
+        others = f"|{begin}\\w+{end}" if begin else ""
+        return re.compile(
+            rf"\s*(?!{re.escape(self.opening)})(?:{re.escape(self.head)}{others})" if self.head else "(?!)"
+        )
+
+    @cached_property
+    def later(self) -> re.Pattern[str]:
+        """What stands before reasoning that follows another part."""
+        return re.compile(rf"{re.escape(self.closing)}\s*{re.escape(self.opening)}" if self.head else "(?!)")
+
+    def may_begin(self, text: str) -> bool:
+        """Whether a text may be the beginning of a header."""
+        (begin, end), text = self._edges, text.lstrip()
+        is_named = bool(begin) and re.fullmatch(rf"{re.escape(begin)}\w+", without_partial(text, end)) is not None
+        return is_named or any(tag.startswith(text) for tag in (self.opening, self.head))
+
+    def hidden(self, text: str, start: int, opening: str = "", *, done: bool) -> list[Replaced]:
+        """What is not shown of the answer from an offset on: headers, later reasoning, and what ends a part.
+
+        In an answer that is not ``done``, so is an ending that may be one of these. The ``opening`` tag of calls stays.
+        """
+        ends = [*([self.closing] if self.head else []), *self.feet]
+        ranges, searched = list[Replaced](), start
+        for match in re.compile("|".join(map(re.escape, ends)) or "(?!)").finditer(text, start):
+            at, end, shown = match.start(), match.end(), ""
+            if at < searched or (opening and text.startswith(opening, at)):
+                continue
+            if thought := self.later.match(text, at):
+                following = text.find(self.closing, thought.end())
+                end = len(text) if following < 0 else following
+            elif header := self.header.match(text, end):
+                end, shown = header.end(), "\n\n" if text[start:at].strip() else ""
+            elif self.head and self.may_begin(text[end:]):
+                end = len(text)
+            else:
+                end = len(text) - len(text[end:].lstrip())
+            ranges.append((at, end, shown))
+            searched = end
+        if not done:
+            rest = text[max(start, searched) :]
+            ranges.append(
+                (len(text) - len(rest) + min(len(without_partial(rest, end)) for end in ["", *ends]), len(text), "")
+            )
+        return ranges
 
 
 class MarkedText:
@@ -32,9 +108,18 @@ class MarkedText:
             at = offset
         self.text = "".join([*parts, text[at:]])
         self._marks = marks
+        self._replaced: Sequence[Replaced] = ()
+
+    def replace(self, ranges: Sequence[Replaced]) -> None:
+        """Replace ranges of the text, which are in order."""
+        self._replaced = ranges
+        for start, end, shown in reversed(ranges):
+            self.text = self.text[:start] + shown + self.text[end:]
 
     def plain(self, at: int) -> int:
         """The offset in the text without its special tokens."""
+        for start, end, shown in self._replaced:
+            at = max(at - len(shown), start) + end - start if at >= start else at
         removed = 0
         for offset, name in self._marks:
             if offset + removed >= at:
@@ -137,13 +222,14 @@ class ReasoningSplitter:
         self._tags = tags or ReasoningTags()
         self._inside = inside
         self._finished = False
-        self._begin: int | None = None  # where the reasoning begins; like the next, in the text with special tokens
-        self._closing: tuple[int, int] | None = None  # start and end of the closing tag
+        self._reasoning: list[tuple[int, int, int | None]] = []  # each part: its start, with the text before it, its
+        # own first character, and its end, once that is known; like the next, in the text with special tokens
         self._answers = False  # there is no reasoning
         self._searched = 0
         self._marks: list[Mark] = []
         self._marked = MarkedText("", ())
-        self._special = _special_tokens(engine, [self._tags.opening, self._tags.closing, self._tags.head, *texts])
+        own = self._tags
+        self._special = _special_tokens(engine, [own.opening, own.closing, own.head, *own.feet, *texts])
         self._track = engine.detokenizer() if self._special else None
 
     def add(self, span: Span) -> None:
@@ -164,24 +250,28 @@ class ReasoningSplitter:
     @property
     def reasons(self) -> bool:
         """Whether the text so far has reasoning, which may be empty."""
-        return self._begin is not None
+        return bool(self._reasoning)
 
     @property
     def settled(self) -> bool:
         """Whether it is known if there is visible reasoning. Until then, no text is passed on."""
-        return self._finished or self._answers or self._closing is not None or bool(self.reasoning)
+        return self._finished or self._answers or self._is_closed or bool(self.reasoning)
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether the first part of the reasoning has ended."""
+        return bool(self._reasoning) and self._reasoning[0][2] is not None
 
     @property
     def reasoning(self) -> str:
         """The reasoning so far. It only grows: an ending that may be the beginning of a tag is left out."""
-        if self._begin is None:
-            return ""
-        end = len(self._marked.text)
-        if self._closing is not None:
-            end = self._closing[0]
-        elif not self._finished:
-            end = self._begin + len(without_partial(self._marked.text[self._begin :], self._tags.closing))
-        return self.text[self._marked.plain(self._begin) : self._marked.plain(end)].strip()
+        texts = []
+        for _, begin, end in self._reasoning:
+            if end is None:
+                written = self._marked.text[begin:]
+                end = begin + len(written if self._finished else without_partial(written, self._tags.closing))
+            texts.append(self.text[self._marked.plain(begin) : self._marked.plain(end)].strip())
+        return "\n\n".join(filter(None, texts))
 
     @property
     def answer_start(self) -> int:
@@ -200,51 +290,65 @@ class ReasoningSplitter:
 
     def _answer(self) -> int:
         """Where the answer begins in the text with special tokens."""
-        text, head = self._marked.text, self._tags.head
-        if not self._answers and self._closing is None:
+        text, tags, begin, after = self._marked.text, self._tags, 0, 0
+        if not self._answers and not self._is_closed:
             return len(text)
-        begin = 0 if self._closing is None else self._closing[1]
-        visible = text[begin:].lstrip()
-        if head and visible.startswith(head):
-            return len(text) - len(visible[len(head) :].lstrip())
-        if head and not self._finished and head.startswith(visible):
+        for start, _, end in self._reasoning:
+            if start > begin:
+                break
+            begin = len(text) if end is None else end
+            after = min(begin + len(tags.closing), len(text))
+        if header := tags.header.match(text, after):
+            after = header.end()
+        elif tags.head and (after or not self._finished) and tags.may_begin(text[after:]):
             return len(text)
-        return 0 if self._closing is None else len(text) - len(visible)
+        return len(text) - len(text[after:].lstrip()) if after else 0
 
     def part(self, span: Span) -> Part | None:
         """The part that a span of the text so far belongs to; ``None`` without reasoning.
 
-        A span with the closing tag belongs to the answer if it has visible text after the tag.
+        A span with a closing tag belongs to the answer if it has visible text after the tag.
         """
-        if self._begin is None:
+        if not self._reasoning:
             return None
-        if self._closing is None or span.end <= self._marked.plain(self._closing[0]):
-            return "reasoning"
-        after = self._marked.plain(self._closing[1])
-        return "answer" if span.start >= after or self.text[after : span.end].strip() else "reasoning"
+        begin = 0
+        for start, _, end in self._reasoning:
+            if self.text[max(begin, span.start) : min(self._marked.plain(start), span.end)].strip():
+                return "answer"
+            if end is None:
+                return "reasoning"
+            begin = self._marked.plain(end + len(self._tags.closing))
+            if span.end <= self._marked.plain(end):
+                return "reasoning"
+        return "answer" if span.start >= begin or self.text[begin : span.end].strip() else "reasoning"
 
     def _advance(self) -> None:
         self._marked = MarkedText(self.text, self._marks)
-        if self._begin is None and not self._answers:
+        if not self._reasoning and not self._answers:
             self._open()
-        if self._begin is not None and self._closing is None:
-            self._close(self._begin)
+        text, closing = self._marked.text, self._tags.closing
+        while self._reasoning or self._answers:
+            if self._reasoning and self._reasoning[-1][2] is None:
+                start, begin, _ = self._reasoning[-1]
+                end = text.find(closing, max(begin, self._searched))
+                if end < 0:
+                    self._searched = len(text) - len(closing) + 1
+                    return
+                self._reasoning[-1] = start, begin, end
+                self._searched = end
+            following = self._tags.later.search(text, self._searched)
+            if following is None:
+                return
+            self._reasoning.append((following.start(), following.end(), None))
 
     def _open(self) -> None:
         """Decide where the reasoning begins, as soon as that is known."""
         visible, opening = self._marked.text.lstrip(), self._tags.opening
         if visible.startswith(opening):
-            self._begin = len(self._marked.text) - len(visible) + len(opening)
+            self._reasoning.append((0, len(self._marked.text) - len(visible) + len(opening), None))
         elif self._finished or not opening.startswith(visible):
-            self._begin = 0 if self._inside else None
+            self._reasoning += [(0, 0, None)] if self._inside else []
             self._answers = not self._inside
-
-    def _close(self, begin: int) -> None:
-        closing = self._tags.closing
-        start = self._marked.text.find(closing, max(begin, self._searched))
-        self._searched = len(self._marked.text) - len(closing) + 1
-        if start >= 0:
-            self._closing = (start, start + len(closing))
 
 
 def without_partial(text: str, tag: str) -> str:

@@ -193,6 +193,8 @@ class RemoteStream:
         cocoa: dict[str, Any] = {**sent_settings(call.config), "report": "message"}
         if call.candidates:
             cocoa["candidates"] = True
+        if call.tools.tools:
+            cocoa["invalid_calls"] = True
         passages: Any = source
         if self._finds:
             # no passage goes from one message into the next
@@ -323,7 +325,7 @@ class RemoteStream:
             number = position if sent.index is None else sent.index
             begins = number >= len(self._calls)
             while number >= len(self._calls):
-                self._calls.append(Call(name=""))
+                self._calls.append(Call())
             before, written = self._calls[number], sent.function.arguments or ""
             name, call_id = sent.function.name or before.name, sent.id or before.id
             self._calls[number] = Call(name=name, written=before.written + written, id=call_id)

@@ -63,6 +63,7 @@ class CallFormat:
         tail: the text after the last call.
         parameters: how arguments are written one by one; ``None`` if they are a JSON object.
         several: whether an answer can have several calls.
+        takes_text: whether the chat template writes the text of a message that has a call.
         first: the number of the first call, where calls are numbered.
         encoded: whether the chat template takes the arguments as JSON in a string.
         end: the token that ends the turn after calls, where another one ends that of other answers.
@@ -76,6 +77,7 @@ class CallFormat:
     tail: str = ""
     parameters: Parameters | None = None
     several: bool = True
+    takes_text: bool = True
     first: int = 0
     encoded: bool = False
     end: str = ""

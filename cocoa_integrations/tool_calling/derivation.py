@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from cocoa_integrations._shared.chat_template import blocks_of
 from cocoa_integrations._shared.reasoning import ReasoningTags
 from cocoa_integrations.tool_calling.call_format import (
     ID,
@@ -115,13 +116,30 @@ def derived(render: Render) -> CallFormat | None:
 
 def reasoning_tags(render: Render) -> ReasoningTags | None:
     """What a template writes around the reasoning of its last answer; ``None`` if it leaves the reasoning out."""
-    thought: dict[str, Any] = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
+    fields: dict[str, Any] = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
+    for is_block in (False, True):
+
+        def message(text: str, is_block: bool = is_block, **more: Any) -> dict[str, Any]:
+            taken = {"content": blocks_of(_THOUGHT, text)} if is_block else {"content": text, **fields}
+            return {"role": "assistant", **more, **taken}
+
+        tags = _reasoning_tags(render, message)
+        if tags is not None:
+            return replace(tags, is_block=is_block)
+    return None
+
+
+def _reasoning_tags(render: Render, message: Callable[..., dict[str, Any]]) -> ReasoningTags | None:
+    """What a template writes around the reasoning of messages that are made from their text and other fields."""
     probe = Probe(render)
-    asked, call = probe.asked or "", answer_of([(TOOL_NAME, _ARGUMENTS)], **thought)
-    answer, called = (
-        render([QUESTION, message], False) or ""
-        for message in ({"role": "assistant", "content": _TEXT, **thought}, call)
+    calls = answer_of([(TOOL_NAME, _ARGUMENTS)])["tool_calls"]
+    asked = probe.asked or ""
+    answer, called, beside = (
+        render([QUESTION, made], False)
+        for made in (message(_TEXT), message("", tool_calls=calls), message(_TEXT, tool_calls=calls))
     )
+    is_alone = bool(called) and beside is None
+    answer, called = answer or "", called or ""
     before, mark, after = answer.partition(_THOUGHT)
     if not mark or _TEXT not in after:
         before, mark, after = called.partition(_THOUGHT)
@@ -135,15 +153,33 @@ def reasoning_tags(render: Render) -> ReasoningTags | None:
         without_head = between[: len(between) - len(_from_tag(common_suffix([between, plain])))]
         until = called.partition(_THOUGHT)[2] or without_head or between
     shared = _to_tag(common_prefix([between, until]))
-    if (between[len(shared) :][:1] + until[len(shared) :][:1]).isalnum():  # not in the midst of a word
+    if (shared[-1:] + between[len(shared) :][:1]).isalnum():  # not in the midst of a word
         shared = shared.rpartition(" ")[0]
     closing_tag = shared.strip() or between.strip()
     begun = before[len(common_prefix([asked, before])) :]
     opening = begun[len(_to_tag(common_prefix([begun, probe.header]))) :].strip()
     if not opening:  # the prompt ends inside the reasoning
         opening = before[max((match.start() for match in _TAG.finditer(before)), default=len(before)) :].strip()
-    head = between.strip()[len(closing_tag) :].lstrip()
-    return ReasoningTags(opening, closing_tag, head) if opening and closing_tag else None
+    # the header of the answer may begin like that of the reasoning
+    sizes = range(min(len(closing_tag), len(opening)) - 1, 0, -1)
+    ends = len(closing_tag) - next((size for size in sizes if closing_tag.endswith(opening[:size])), 0)
+    closing_tag, head = closing_tag[:ends].rstrip(), between.strip()[ends:].lstrip()
+    return ReasoningTags(opening, closing_tag, head, is_alone=is_alone) if opening and closing_tag else None
+
+
+def text_ends(render: Render) -> tuple[str, ...]:
+    """The tags that a template writes after the text of an answer, and after its calls, without the last one."""
+    probe = Probe(render)
+    first, rest = _ends(probe, probe.written(answer_of([(TOOL_NAME, _OTHER)], _TEXT)) or "")
+    last = max((match.start() for match in _TAG.finditer(rest)), default=0)
+    return tuple(foot.strip() for foot in (first, rest[:last]) if _TAG.search(foot))
+
+
+def _ends(probe: Probe, called: str) -> tuple[str, str]:
+    """What ends the text of an answer, as that of one with a call shows, and what then ends the answer."""
+    ending = (probe.written({"role": "assistant", "content": _TEXT}) or "").rpartition(_TEXT)[2]
+    first = _to_tag(common_prefix([ending, called.partition(_TEXT)[2]]))
+    return (first, ending[len(first) :]) if _TAG.search(first) else ("", ending)
 
 
 def _reads(style: CallFormat, probe: Probe, encoded: bool) -> bool:
@@ -170,13 +206,12 @@ def _derived(probe: Probe, encoded: bool, numbered: bool) -> CallFormat | None:
     if place is None:
         return None
     lead, tail = single[: place.name], single[place.end :]
-    ending = (probe.written({"role": "assistant", "content": _TEXT}) or "").rpartition(_TEXT)[2]
-    other_end = ""
+    ending, other_end = _ends(probe, after_text)[1], ""
     if ending.strip() and not tail.endswith(ending):  # another token ends the turn
         last_tag = (_TAG.findall(tail) or [""])[-1]
         if last_tag not in f"{probe.header}{lead}" and not (probe.asked or "").rstrip().endswith(last_tag):
             tail, other_end = tail[: tail.rindex(last_tag)], last_tag
-    tail = tail[: len(tail) - len(_from_tag(common_suffix([tail, ending])))]
+    tail = tail[: len(tail) - len(ending if tail.endswith(ending) else _from_tag(common_suffix([tail, ending])))]
     with_text = _place(after_text, _NAMES[0], _ARGUMENTS)
     if with_text is not None and _TEXT in after_text[: with_text.name]:
         lead = common_suffix([lead, after_text[: with_text.name].partition(_TEXT)[2]])
@@ -184,13 +219,14 @@ def _derived(probe: Probe, encoded: bool, numbered: bool) -> CallFormat | None:
     parameters = None
     if not place.is_json:
         parameters, between, tail = _parameters(single, place, tail) or (None, between, tail)
-        if parameters is None:
-            return None
+        if parameters is None or not (parameters.literal or parameters.after.strip()):
+            return None  # nothing tells where a text ends
     called = _place(double, _NAMES[0], _ARGUMENTS)
     following = None if called is None else _place(double, _NAMES[1], _OTHER, called.end)
     if called is None or following is None:
         before, between, after = map(_general, (lead, between, tail))
-        return CallFormat("", before, between, after, parameters=parameters, several=False, end=other_end)
+        style = CallFormat("", before, between, after, parameters=parameters, several=False, end=other_end)
+        return replace(style, takes_text=_TEXT in after_text)
     gap = double[called.end : following.name]
     if parameters is not None:
         gap = gap.removeprefix(parameters.quote).removeprefix(parameters.after)
@@ -201,6 +237,7 @@ def _derived(probe: Probe, encoded: bool, numbered: bool) -> CallFormat | None:
     if not _general(double[following.begin : following.arguments], second_digit).startswith(between):
         return None
     before = _from_tag(common_suffix([lead, gap]))
+    before = before if before.strip() else ""
     rest = gap[: len(gap) - len(before)]
     after = _to_tag(common_prefix([rest, tail]))
     return CallFormat(
@@ -288,8 +325,8 @@ def _general(text: str, number: str = "") -> str:
 
 def _from_tag(text: str) -> str:
     """The text without the end of a tag that has begun before it."""
-    opened, closed = text.find("<"), text.find(">")
-    return text[closed + 1 :] if 0 <= closed < (opened if opened >= 0 else len(text)) else text
+    end = re.match(r"[^<>]*>(?!>)", text)
+    return text if end is None else text[end.end() :]
 
 
 def _to_tag(text: str) -> str:

@@ -2,17 +2,27 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
 from itertools import groupby
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.errors import ChatTemplateError
+from cocoa_engine.errors import ChatTemplateError, PromptError
 from cocoa_integrations._shared.chat_template import names
-from cocoa_integrations._shared.reasoning import OPENING, ReasoningTags
+from cocoa_integrations._shared.reasoning import ReasoningTags
 from cocoa_integrations.tool_calling.call_format import CallFormat
-from cocoa_integrations.tool_calling.derivation import QUESTION, TOOL_NAME, TOOLS, Render, derived, reasoning_tags
+from cocoa_integrations.tool_calling.derivation import (
+    QUESTION,
+    TOOL_NAME,
+    TOOLS,
+    Render,
+    derived,
+    reasoning_tags,
+    text_ends,
+)
+from cocoa_integrations.tool_calling.json_text import object_of
 
 HERMES = CallFormat(
     before='<tool_call>\n{"name": "', between='", "arguments": ', after="}\n</tool_call>", separator="\n"
@@ -58,18 +68,17 @@ def template_format(engine: CocoaEngine) -> tuple[CallFormat | None, bool]:
 @_once
 def template_reasoning(engine: CocoaEngine) -> ReasoningTags:
     """What a chat template writes around reasoning; ``<think>`` and ``</think>`` if it writes none."""
+    renders = [_rendering(engine, **options) for options in ({}, {"tools": TOOLS})]
     reads = any(names(engine, field) for field in ("reasoning", "thinking"))
-    if not reads or names(engine, OPENING):
-        return ReasoningTags()
-    tags = (reasoning_tags(_rendering(engine, **options)) for options in ({}, {"tools": TOOLS}))
-    return next(filter(None, tags), ReasoningTags())
+    tags = next(filter(None, map(reasoning_tags, renders if reads else ())), ReasoningTags())
+    return replace(tags, feet=text_ends(renders[1]))
 
 
 def _rendering(engine: CocoaEngine, **options: Any) -> Render:
     def render(messages: Sequence[Mapping[str, Any]], begin: bool) -> str | None:
         try:
             return engine.render_chat(messages, split_special_tokens=False, add_generation_prompt=begin, **options)
-        except ChatTemplateError:
+        except (ChatTemplateError, PromptError):  # the template takes no blocks of reasoning
             return None
 
     return render
@@ -121,15 +130,26 @@ def as_plain_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     return plain
 
 
-def one_call_each(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, of which none has several calls, or text and a call: Llama's template refuses or drops these."""
+def one_call_each(messages: Sequence[Mapping[str, Any]], *, takes_text: bool) -> list[dict[str, Any]]:
+    """The messages, of which none has several calls, or text and a call unless the template takes them.
+
+    Llama's template refuses or drops these. The result of a call follows it.
+    """
     divided: list[dict[str, Any]] = []
     for message in messages:
-        rest = {key: value for key, value in message.items() if key != "tool_calls"}
         calls = message.get("tool_calls") or ()
-        if message["content"] or not calls:
+        if message["role"] == "tool":
+            ids = [[call.get("id") for call in each.get("tool_calls", ())] for each in divided]
+            asked = (number + 1 for number in reversed(range(len(ids))) if message.get("tool_call_id") in ids[number])
+            divided.insert(next(asked, len(divided)), dict(message))
+            continue
+        rest = {key: value for key, value in message.items() if key != "tool_calls"}
+        if not calls or (message["content"] and not takes_text):
             divided.append(rest)
-        divided += [{**rest, "content": "", "tool_calls": [call]} for call in calls]
+            rest = {"role": rest["role"], "content": ""}
+        for call in calls:
+            divided.append({**rest, "tool_calls": [call]})
+            rest = {"role": rest["role"], "content": ""}
     return divided
 
 
@@ -146,7 +166,10 @@ def with_encoded_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[s
 
 def invalid_call_text(name: str | None, written: str) -> str:
     """An invalid call of an earlier answer, as text of a prompt. ``written`` is all of a call without a name."""
-    return written if not name else f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {written}'
+    if not name:
+        return written
+    end = "" if object_of(written) is None else "}"
+    return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {written}{end}'
 
 
 def with_instructions(messages: Sequence[Mapping[str, Any]], text: str, engine: CocoaEngine) -> list[dict[str, Any]]:

@@ -8,15 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import json_rule
+from cocoa_engine.integration import unenforced_here
 from cocoa_integrations.tool_calling.call_format import ID, NAME, NUMBER, PLACEHOLDER, CallFormat, Parameters
 from cocoa_integrations.tool_calling.request import ToolRequest
-from cocoa_integrations.tool_calling.values import kinds_of
+from cocoa_integrations.tool_calling.values import kinds_of, texts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_ANY = r"TEXT: /(.|\n)*/"
+_CHAR = r"(.|\n)"
+_ANY = f"TEXT: /{_CHAR}*/"
 _WITHOUT_CALL = r"TEXT: /[^\s{\[](.|\n)*/"
+_PIECES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 _TERMS = {ID: "/[A-Za-z0-9]{9}/", NUMBER: "/[0-9]{1,3}/"}
 
 
@@ -61,7 +64,7 @@ def call_grammar(
     else:
         start = f"{calls} | TEXT"
         rules.append(_WITHOUT_CALL)
-    if any(" STRING " in rule for rule in rules):
+    if any(": STRING " in rule for rule in rules):
         rules.append(_ANY.replace("TEXT", "STRING"))
     return "\n".join([f"start: {start}", *rules])
 
@@ -111,15 +114,13 @@ def _value(
     after = terms(own.after, tokenizer)
     if "string" in kinds and not is_quoted:
         begin = terms(f"{own.before}{name}{own.between['string']}{own.quote}", tokenizer)
-        end = terms(own.quote + own.after, tokenizer)
-        values = part.get("enum") or ([part["const"]] if "const" in part else []) if isinstance(part, Mapping) else []
-        texts = [terms(value, tokenizer) or '""' for value in values if isinstance(value, str)]
-        if texts:
-            rules.append(f"{rule}_text: {' | '.join(f'{text} {end}' for text in texts)}")
-        else:
-            lazy = "[lazy]" if end.startswith('"') else ""  # a text ends where the next tag begins
-            rules.append(f"{rule}_text{lazy}: STRING {end}")
-        ways.append(f"{begin} {rule}_text")
+        texts = [
+            _text(f"{rule}_text_{number}", parts, own.quote + own.after, tokenizer)
+            for number, parts in enumerate(texts_of(part, definitions))
+        ]
+        texts = [text for text in texts if text and ": STRING " in text[0]][:1] or [*filter(None, texts)]
+        rules += [each for text in texts for each in text]
+        ways += [f"{begin} {text[0].partition(':')[0].removesuffix('[lazy]')}" for text in texts]
     elif is_quoted:
         others = sorted(kinds)
     groups: dict[str, list[str]] = {}
@@ -131,6 +132,61 @@ def _value(
         rules.append(f"{rule}_{number}: {json_rule(allowed)}")
         ways.append(f"{terms(f'{own.before}{name}{between}', tokenizer)} {rule}_{number} {after}")
     return [f"{rule}: {' | '.join(ways)}", *rules]
+
+
+def _text(rule: str, parts: Sequence[Mapping[str, Any]], after: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The rules for a text that fits all of some schemas, and for what follows it."""
+    end = terms(after, tokenizer)
+    listed = [part.get("enum", [part.get("const")]) for part in parts if {"enum", "const"} & part.keys()]
+    if listed:
+        values = [value for value in listed[0] if isinstance(value, str) and all(value in each for each in listed)]
+        return [f"{rule}: {' | '.join(f'{terms(value, tokenizer)} {end}' for value in values)}"] if values else []
+    least = max((part.get("minLength", 0) for part in parts), default=0)
+    most = min((part["maxLength"] for part in parts if "maxLength" in part), default="")
+    regexes = [regex for part in parts if "pattern" in part and (regex := _searched(part["pattern"]))]
+    regexes += [f"{_CHAR}{{{least},{most}}}"] if least or most != "" else []
+    is_text = end.startswith('"')
+    if not regexes:  # it ends where the next tag begins
+        return [f"{rule}{'[lazy]' if is_text else ''}: STRING {end}"]
+    terminal, literal, rest = rule.upper(), "", end
+    if is_text:  # one terminal takes all characters up to the next token
+        literal, size = json.JSONDecoder().raw_decode(end)
+        literal, rest = f" {end[:size]}", end[size:]
+        regexes.append(f"~{_CHAR}*{re.escape(after.strip() or after)}{_CHAR}*")
+    return [
+        f"{rule}: {terminal} {rest}",
+        f"{terminal}: {terminal}_TEXT{literal}",
+        f"{terminal}_TEXT: {' & '.join(map(_slashed, regexes))}",
+    ]
+
+
+def _slashed(regex: str) -> str:
+    """A regular expression, or one after ``~`` that must not match, as a grammar has it."""
+    written = re.sub(
+        r"\\.|/|\n", lambda match: {"/": "\\/", "\n": "\\n"}.get(match[0], match[0]), regex, flags=re.DOTALL
+    )
+    return f"~/{written[1:]}/" if regex.startswith("~") else f"/{written}/"
+
+
+def _searched(pattern: str) -> str | None:
+    """The regular expression of texts in which a pattern is found; ``None`` if it is none of llguidance."""
+    if unenforced_here({"type": "string", "pattern": pattern}):
+        return None
+    ways, depth = [list[str]()], 0
+    for piece in _PIECES.findall(pattern):
+        depth += (piece == "(") - (piece == ")")
+        if piece == "|" and not depth:
+            ways.append([])
+        else:
+            ways[-1].append(piece)
+    regexes = []
+    for way in ways:
+        begin, end = way[:1] == ["^"], way[-1:] == ["$"]
+        inside = way[begin : len(way) - end]
+        if {"^", "$"} & {*inside}:
+            return None
+        regexes.append(f"{'' if begin else _CHAR + '*'}({''.join(inside)}){'' if end else _CHAR + '*'}")
+    return "|".join(regexes)
 
 
 def terms(text: str, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -15,7 +15,7 @@ from cocoa_integrations.tool_calling.json_text import arguments_of, can_be_sent,
 from cocoa_integrations.tool_calling.values import typed, value_at
 
 _WORD = re.compile(r"[-+.\w]*")
-_TAGS = re.compile(r"<[^<>]*>|[^<\s]+|<")
+_TAGS = re.compile(rf"{PLACEHOLDER.pattern}?(?:<[^<>]*>|[^<\s]+|<)")
 _BRACKETS = r"{}()\[\]|"
 _WORDS = r"[^\s<>\"'OTHERS]{1,256}?(?:[^\S\n]{1,8}[^\s<>\"'OTHERS]{1,256}?){0,8}?"  # bounded, so that time is linear
 _NAME = f"(?P<name>{_WORDS.replace('OTHERS', _BRACKETS)})"
@@ -38,7 +38,7 @@ class MarkedCalls:
         match = (is_first and self._untagged.match(self._text, at)) or self._opening.search(self._text, at)
         return None if match is None else (match.start(), match.end())
 
-    def section(self, begin: int, at: int, calls: list[Call]) -> int:
+    def section(self, at: int, calls: list[Call]) -> int:
         """Add the calls that follow, and return where the text after them begins."""
         while True:
             call, end = self._call(at)
@@ -58,12 +58,15 @@ class MarkedCalls:
         rest = self._text[at:]
         for begun in self._unnamed:
             rest = rest[: max(rest.find(begun, max(0, len(rest) - _LONGEST)), -1) % (len(rest) + 1)]
-        if not self._style.tagged:
-            leads = [lead for lead in (self._style.opening, self._style.separator.strip()) if lead]
+        style = self._style
+        # a call may begin with its name, after text or after another call
+        is_first = at == self._start and not style.opening
+        follows = at > self._start and not style.before and not style.separator.strip()
+        if follows or not style.tagged:
+            leads = [lead for lead in (style.opening, style.separator.strip()) if lead]
             last, lead = max(((rest.rfind(lead), lead) for lead in leads), default=(-1, ""))
-            is_first = at == self._start and not self._style.opening
-            begin = last + len(lead) if last >= 0 else 0 if is_first else len(rest)
-            if any(f"{name}{self._style.between}{{".startswith(rest[begin:].lstrip()) for name in self._names):
+            begin = last + len(lead) if last >= 0 else 0 if is_first or follows else len(rest)
+            if any(f"{name}{style.between}{{".startswith(rest[begin:].lstrip()) for name in self._names):
                 rest = rest[: max(last, 0)]
         for _ in self._edges:
             visible = rest.rstrip()
@@ -73,7 +76,8 @@ class MarkedCalls:
     @cached_property
     def _unnamed(self) -> list[str]:
         """What begins a text of any length before the name of a call."""
-        texts = (PLACEHOLDER.split(text.strip()) for text in (self._style.head, self._style.before))
+        style = self._style
+        texts = (PLACEHOLDER.split(text.strip()) for text in (style.head, style.before, style.after))
         return [*(begin for begin, *others in texts if begin and others), *self._headers[:1]]
 
     @cached_property
@@ -112,7 +116,9 @@ class MarkedCalls:
         """What stands between a call and the next, or after the last."""
         style = self._style
         separator, before = _pattern(style.separator), _pattern(style.before)
-        more = f"(?:{separator}\\s*)?{before}" if before and separator else before or separator or "(?!)"
+        more = (
+            f"(?:{separator}\\s*)?{before}" if before and separator else before or separator or self._untagged.pattern
+        )
         return re.compile(f"(?P<more>\\s*{more})|\\s*{_some(style.tail) or '(?!)'}")
 
     @cached_property
@@ -166,8 +172,18 @@ class MarkedCalls:
         return at + len(self._text[at : end if match is None else match.start()].rstrip())
 
     def _past(self, at: int) -> int:
-        match = self._after.match(self._text, skip_space(self._text, at))
-        return at if match is None else match.end()
+        """The end of the text after a call, if that has come."""
+        first = skip_space(self._text, at)
+        match = self._after.match(self._text, first)
+        is_begun = (
+            not self._done and len(self._text) - first < _LONGEST and not self._whole_after.match(self._text, first)
+        )
+        return at if match is None or is_begun else match.end()
+
+    @cached_property
+    def _whole_after(self) -> re.Pattern[str]:
+        """All of the text after a call, where that has an id or a number."""
+        return re.compile(_pattern(self._style.after) if PLACEHOLDER.search(self._style.after) else "")
 
     def _json(self, name: str, begin: int, at: int) -> tuple[Call, int | None]:
         text = self._text

@@ -14,6 +14,7 @@ from cocoa_integrations._shared.chat_template import (
     ChatTemplateOptions,
     ends_inside_reasoning,
     template_kwargs,
+    with_blocks,
     with_reasoning,
 )
 from cocoa_integrations._shared.logprobs import TokenLogprobs
@@ -100,13 +101,13 @@ class Plan:
         format, the arguments a dict) and ``reasoning_content``; those of a tool have ``name`` and ``tool_call_id``.
         """
         kwargs = template_kwargs(self._options, messages, self.engine)
-        chat, request = with_reasoning(messages, self.engine), self.request
+        chat, request = with_reasoning(messages, self.engine, self._tags), self.request
         if request or any(message["role"] == "tool" or message.get("tool_calls") for message in chat):
             (native, described), texts = self._native, list[str]()
             if native is None:
                 chat = formats.as_plain_text(chat)
             elif not native.several:
-                chat = formats.one_call_each(chat)
+                chat = formats.one_call_each(chat, takes_text=native.takes_text)
             if native is not None and native.encoded:
                 chat = formats.with_encoded_arguments(chat)
             if request.tools and described:
@@ -117,6 +118,8 @@ class Plan:
                 texts.append(formats.SCHEMA.format(schema=json.dumps(request.schema, ensure_ascii=False)))
             if texts and chat:
                 chat = formats.with_instructions(chat, "\n\n".join(texts), self.engine)
+        if self._tags.is_block:
+            chat = with_blocks(chat)
         self.inside_reasoning = ends_inside_reasoning(self.engine, chat, kwargs, self._tags)
         return chat, kwargs
 
@@ -153,14 +156,18 @@ class Plan:
 
         ``marks`` are the special tokens of the format in the answer, which decoding has removed.
         """
-        request, reading = self.request, Reading(text[start:], [])
+        request, marked = self.request, MarkedText(text, marks)
+        is_parsed = bool(request.tools) and self._is_parsed
+        if not is_parsed:
+            opening = self.style.opening if request.tools else ""
+            marked.replace(self._tags.hidden(marked.text, start, opening, done=done))
+        reading = Reading(marked.text[start:], [])
         if request.tools:
             parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in request.tools}
             refused = parameters.keys() - {function["name"] for function in request.callable_tools}
             several, meant = request.parallel is not False, request.schema is None
-            marked = MarkedText(text, marks)
             parsed: Reading | None = None
-            if self._is_parsed:
+            if is_parsed:
                 place, tools = (start, len(text)), request.tools
                 parsed = (
                     parsed_response(self.engine.tokenizer, marked.text[start:], tools, place, refused)
@@ -170,9 +177,9 @@ class Plan:
             reading = parsed or read(
                 marked.text, self.style, parameters, refused, several=several, done=done, start=start, meant=meant
             )
-            reading = _without_marks(reading, marked, {name for _, name in marks})
-            if done and meant and not reading.calls and (unread := unread_call(text, [*parameters], start)):
+            if done and meant and not reading.calls and (unread := unread_call(marked.text, [*parameters], start)):
                 reading.calls.append(unread)
+        reading = _without_marks(reading, marked, {name for _, name in marks})
         if not done:
             return reading
         if request.schema is not None and request.checked and not reading.calls:
@@ -194,8 +201,6 @@ class Plan:
 
 def _without_marks(reading: Reading, marked: MarkedText, names: Collection[str]) -> Reading:
     """What was read from a text with special tokens, with the places in the text without them."""
-    if not names:
-        return reading
 
     def plain(place: tuple[int, int]) -> tuple[int, int]:
         return marked.plain(place[0]), marked.plain(place[1])

@@ -31,7 +31,8 @@ _IGNORED = ("id", "type")  # it gets an id of ours, and every call is one of a f
 _BETWEEN = " \t\r\n,;[]"  # besides text between two calls
 _LOOKS_LIKE_A_CALL = (
     r'"(?:tool_)?name"\s*:\s*"NAME"\s*,\s*"(?:arguments|parameters)"'
-    r"|(?:<[a-z:_]*(?:tool_call|function|invoke)\b[^<>\n]{0,20}>?|\[TOOL_CALLS\]\W{0,3})\s*[\"']?NAME\b"
+    r"|(?:(?i:<[^<>\s]{0,20}(?:tool|call|function|invoke)[^<>\n]{0,20}>?|\[TOOL_CALLS\]\W{0,3}|```tool\w*))"
+    r"\s*[\"']?NAME\b"
 )
 _MEANT = re.compile(r'^[ \t]*(?:```[a-z_]*\s*)?(?=(?:\[\s*)?\{\s*"(?:name|arguments|parameters)")', re.MULTILINE)
 _MEANT_BEGINS = re.compile(r'^[ \t]*(?:`{1,2}|(?:```[a-z_]*\s*)?(?:\[\s*)?(?:\{\s*(?:"[a-z]{0,10})?)?)\Z', re.MULTILINE)
@@ -80,7 +81,7 @@ def read(
                 at = end
         elif opening is not None:
             pieces.append(text[at : opening[0]])
-            at = marked.section(*opening, calls) if marked else answer.part(opening[1], style.closing)
+            at = marked.section(opening[1], calls) if marked else answer.part(opening[1], style.closing)
             searched = max(at, searched)
         else:
             break

@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Mapping
+from itertools import product
+from math import prod
 from typing import Any
 
 from cocoa_integrations.tool_calling.call_format import json_type
@@ -16,6 +18,8 @@ _CLOSED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _QUOTE = re.compile(r"(?<!\\)(?:\\\\)*'\s*")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _MAX_DEPTH = 200
+_MAX_STEPS = 8  # of references, and of parts inside of parts
+_MAX_WAYS = 64
 
 
 def value_at(text: str, at: int, quote: str = "", depth: int = 0) -> tuple[Any, int]:
@@ -121,14 +125,10 @@ def _property(schema: Any, key: str) -> Any:
 
 def kinds_of(part: Any, root: Any, depth: int = 0) -> set[str]:
     """The types that a schema allows, as far as it tells."""
-    if not isinstance(part, Mapping) or depth > 8:
+    if not isinstance(part, Mapping) or depth > _MAX_STEPS:
         return set()
-    reference = part.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/"):
-        target = root
-        for step in reference[2:].split("/"):
-            target = target.get(step) if isinstance(target, Mapping) else None
-        return kinds_of(target, root, depth + 1)
+    if "$ref" in part:
+        return kinds_of(_referenced(part["$ref"], root), root, depth + 1)
     if "type" in part:
         return {part["type"]} if isinstance(part["type"], str) else set(part["type"])
     values = part["enum"] if isinstance(part.get("enum"), list) else [part["const"]] if "const" in part else []
@@ -137,3 +137,28 @@ def kinds_of(part: Any, root: Any, depth: int = 0) -> set[str]:
         for inner in part.get(key) or ():
             kinds |= kinds_of(inner, root, depth + 1)
     return kinds
+
+
+def texts_of(part: Any, root: Any, depth: int = 0) -> list[list[Mapping[str, Any]]]:
+    """The ways in which a schema allows a text: for each, the parts of the schema that it must fit together."""
+    if not isinstance(part, Mapping) or depth > _MAX_STEPS:
+        return [[]]
+    if "string" not in (kinds_of({"type": part["type"]}, root) if "type" in part else {"string"}):
+        return []
+    choices = [[[part]], *(texts_of(inner, root, depth + 1) for inner in part.get("allOf") or ())]
+    if "$ref" in part:
+        choices.append(texts_of(_referenced(part["$ref"], root), root, depth + 1))
+    for key in ("anyOf", "oneOf"):
+        if key in part:
+            choices.append([way for inner in part[key] for way in texts_of(inner, root, depth + 1)])
+    if prod(map(len, choices)) > _MAX_WAYS:
+        return [[]]
+    return [[each for way in ways for each in way] for ways in product(*choices)]
+
+
+def _referenced(reference: Any, root: Any) -> Any:
+    """The part of a schema that a reference names; ``None`` if it is not in the schema."""
+    target = root if str(reference).startswith("#/") else None
+    for step in str(reference)[2:].split("/"):
+        target = target.get(step) if isinstance(target, Mapping) else None
+    return target

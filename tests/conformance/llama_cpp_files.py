@@ -17,6 +17,8 @@ from transformers import AddedToken, PreTrainedTokenizerFast
 from cocoa_engine import CocoaEngine, ModelLoadError
 from cocoa_engine.errors import ChatTemplateError
 from cocoa_engine.model.loading import load_tokenizer
+from cocoa_integrations._shared.chat_template import with_blocks
+from cocoa_integrations.tool_calling.formats import template_reasoning
 from cocoa_integrations.tool_calling.plan import Plan
 from cocoa_integrations.tool_calling.request import ToolRequest
 from tests.conformance.tools import OMITTED, SuiteError, Tools
@@ -110,7 +112,8 @@ def compared(folder: Path) -> Iterator[tuple[str, str, str]]:
     """For each template and kind of conversation: ``"equal"``, ``"refused"`` by both, ``"described"``, ``"rendered"``
     by this package alone, ``"divided"`` or ``"differs"``.
 
-    A message with two calls is divided where the template writes one.
+    A message with two calls is divided where the template writes one. Transformers gets reasoning as the template takes
+    it: in a field, or in a block of the content.
 
     Tools are described by this package, in plain text, where the template's format of calls is not one of its own.
     """
@@ -118,8 +121,9 @@ def compared(folder: Path) -> Iterator[tuple[str, str, str]]:
     for path in sorted(folder.glob("*.jinja")):
         tokenizer, _ = tokenizer_of(path.read_text(encoding="utf-8"))
         engine = CocoaEngine(model, tokenizer, calibrator=None)
+        takes_blocks = template_reasoning(engine).is_block
         for kind, (messages, options) in conversations().items():
-            expected = _reference(tokenizer, messages, options)
+            expected = _reference(tokenizer, with_blocks(messages) if takes_blocks else messages, options)
             text, by_template, divided = _own(engine, messages, options)
             same = "equal" if text is not None else "refused"
             other = "divided" if divided else "rendered" if expected is None else "differs"

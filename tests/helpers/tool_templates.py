@@ -135,6 +135,32 @@ DERIVED = {
         "<|channel|>analysis<|message|>{{ message.reasoning_content }}<|end|><|assistant|>{% endif %}<|channel|>final"
         "<|message|>{{ message.content }}{% endif %}",
     ).replace("{{ message.content }}{% if message.tool_calls %}", "{% if message.tool_calls %}"),
+    "ends of parts": _template(
+        "<|close|>text<|sep|>{% if message.tool_calls %}<|open|>tools<|sep|>{% for call in message.tool_calls %}"
+        "<|open|>{{ call.function.name }}<|sep|>{{ call.function.arguments | tojson }}<|close|>call<|sep|>{% endfor %}"
+        "<|close|>tools<|sep|>{% endif %}<|close|>answer<|sep|>"
+    ),
+    "id after the arguments": _template(
+        "{% for call in message.tool_calls or [] %}<|call|>{{ call.function.name }}<|arguments|>"
+        "{{ call.function.arguments | tojson }}<|id|>{{ call.id }}<|done|>{% endfor %}"
+    ),
+    "code": _template(
+        "{% if message.tool_calls %}```tool_code{{ '\\n' }}"
+        "{% for call in message.tool_calls %}{{ call.function.name }}("
+        "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value | tojson }}"
+        "{% if not loop.last %}, {% endif %}{% endfor %}){{ '\\n' }}{% endfor %}```{% endif %}"
+    ),
+    "recipient": _template(
+        f"{_EACH}>>>{{{{ call.name }}}}{{{{ '\\n' }}}}{{{{ call.arguments | tojson }}}}{{% endfor %}}"
+    ),
+    "reasoning in blocks": _template(
+        f"{_EACH}[TOOL_CALLS]{{{{ call.name }}}}[ARGS]{{{{ call.arguments | tojson }}}}{{% endfor %}}"
+    ).replace(
+        "{{ message.content }}{% for",
+        "{% if message.content is string %}{{ message.content }}{% else %}{% for block in message.content %}"
+        "{% if block.type == 'thinking' %}[THINK]{{ block.thinking }}[/THINK]{% else %}{{ block.text }}{% endif %}"
+        "{% endfor %}{% endif %}{% for",
+    ),
     "arguments as text": _template(
         "{% if message.tool_calls %}<|calls|>{% for call in message.tool_calls %}<|call|>"
         "{{ call.function.name + '\\n' + call.function.arguments }}{% endfor %}{% endif %}"

@@ -52,15 +52,16 @@ class RiskFields(NamedTuple):
 class Job:
     """The answers to one prompt, which are decoded in worker threads. Renders the prompt and compiles the grammar.
 
-    ``first`` is the index of its first answer among all choices. Of a completion, ``top`` is the number of most
-    probable tokens that are listed for each token, if any are; with ``echo`` answers begin with the prompt, and with
-    ``only_echo`` nothing is decoded.
+    ``first`` is the index of its first answer among all choices. With ``lists_invalid``, all calls of a chat are among
+    its ``tool_calls``. Of a completion, ``top`` is the number of most probable tokens that are listed for each token,
+    if any are; with ``echo`` answers begin with the prompt, and with ``only_echo`` nothing is decoded.
     """
 
     engine: CocoaEngine
     call: ChatCall
     risk: RiskFields
     first: int = 0
+    lists_invalid: bool = False
     top: int | None = None
     echo: bool = False
     only_echo: bool = False
@@ -152,6 +153,7 @@ class ChatWriter:
 
     def __init__(self, job: Job, index: int) -> None:
         self._risk, self._lists_tokens, self._index = job.risk, job.call.logprobs, index
+        self._lists_invalid = job.lists_invalid
         self._sent: dict[int, int] = {}  # the index of each call that is sent, by its number in the answer
 
     def whole(self, answer: Answer) -> Choice:
@@ -160,18 +162,19 @@ class ChatWriter:
         calls = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.written}}
             for call in answer.calls
-            if _is_sent(call)
+            if self._is_sent(call)
         ]
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": answer.content + _unsent(answer) or (None if calls else ""),
+            "content": answer.content + self._unsent(answer) or (None if calls else ""),
             "refusal": None,
             **({"reasoning_content": answer.reasoning} if answer.reasoning else {}),
             **({"tool_calls": calls} if calls else {}),
             **self._risk.shown(RISK_KEY, report),
         }
         logprobs = self._logprobs(answer.logprobs, RISK_KEY, report)
-        return {"index": self._index, "message": message, "logprobs": logprobs, "finish_reason": _finish_reason(answer)}
+        reason = self._finish_reason(answer)
+        return {"index": self._index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
     def opening(self) -> list[Choice]:
         """The choices before the first span."""
@@ -184,9 +187,9 @@ class ChatWriter:
             entries, calls = self._risk.entries(piece), []
             for delta in piece.calls:  # only the first part of a call has its id, its type and its name
                 part: dict[str, Any] = {"index": self._sent.setdefault(delta.number, len(self._sent))}
-                if delta.name is not None:
+                if delta.id is not None:
                     part |= {"id": delta.id, "type": "function", "function": {"name": delta.name}}
-                if delta.name is not None or delta.written:
+                if delta.id is not None or delta.written:
                     calls.append({**part, "function": {**part.get("function", {}), "arguments": delta.written}})
             delta_of_piece = {
                 **({"content": piece.content} if piece.content else {}),
@@ -202,11 +205,24 @@ class ChatWriter:
     def end(self, answer: Answer) -> list[Choice]:
         """The choices after the last span. The last one has the report."""
         rest = answer.rest
-        sent = [delta for delta in rest.calls if _is_sent(answer.calls[delta.number])]
-        chunks = self.chunks([Piece(None, rest.content + _unsent(answer), rest.reasoning, sent)])
+        sent = [delta for delta in rest.calls if self._is_sent(answer.calls[delta.number])]
+        chunks = self.chunks([Piece(None, rest.content + self._unsent(answer), rest.reasoning, sent)])
         report = self._risk.report(answer)
         last = self._choice(self._risk.shown(RISK_KEY, report), self._logprobs(None, RISK_KEY, report))
-        return [*chunks, {**last, "finish_reason": _finish_reason(answer)}]
+        return [*chunks, {**last, "finish_reason": self._finish_reason(answer)}]
+
+    def _is_sent(self, call: Call) -> bool:
+        """Whether a message has a call. Others have no name, or are not allowed, and a client would run them."""
+        return self._lists_invalid or (call.name is not None and (call.error is None or call.arguments is None))
+
+    def _unsent(self, answer: Answer) -> str:
+        """The text of the other calls, which is part of the content."""
+        return "".join(call.text for call in answer.calls if not self._is_sent(call))
+
+    def _finish_reason(self, answer: Answer) -> str:
+        """OpenAI's finish reason of an answer to a conversation."""
+        reason = FINISH_REASONS[answer.finish_reason]
+        return "tool_calls" if reason == "stop" and any(map(self._is_sent, answer.calls)) else reason
 
     def _choice(self, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> Choice:
         return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
@@ -320,19 +336,3 @@ def max_risk_of(answers: Sequence[Generation]) -> dict[str, float]:
     """The highest risk of all answers, for the details of their usage; empty if one is not a finite number."""
     risks = [risk for answer in answers if (risk := finite(answer.max_risk)) is not None]
     return {"cocoa_max_risk": max(risks)} if risks and len(risks) == len(answers) else {}
-
-
-def _finish_reason(answer: Answer) -> str:
-    """OpenAI's finish reason of an answer to a conversation."""
-    reason = FINISH_REASONS[answer.finish_reason]
-    return "tool_calls" if reason == "stop" and any(map(_is_sent, answer.calls)) else reason
-
-
-def _is_sent(call: Call) -> bool:
-    """Whether a message has a call. Others have no name, or are complete and not allowed: a client would run them."""
-    return call.name is not None and (call.error is None or call.arguments is None)
-
-
-def _unsent(answer: Answer) -> str:
-    """The text of the other calls, which is part of the content."""
-    return "".join(call.text for call in answer.calls if not _is_sent(call))

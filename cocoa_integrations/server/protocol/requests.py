@@ -72,6 +72,11 @@ class CocoaOptions(DecodeSettings):
         description="Where the answer has its risk: in the `message` (or `delta`), in `logprobs`, in both, or nowhere.",
     )
     candidates: Flag = Field(False, description="Whether each span lists the candidates that competed in it.")
+    invalid_calls: Flag = Field(
+        False,
+        description="Whether `tool_calls` also has calls without a name and calls that are not allowed. Otherwise "
+        "their text is part of the content, because clients would run them.",
+    )
     source: Several[str] | None = Field(
         None,
         max_length=MOST_PASSAGES,

@@ -219,6 +219,7 @@ class Reply:
             chat = replace(asked, messages=messages, tools=tools, template=template, calls_must_fit=True)
             prompts: list[Any] = messages
             calls = [replace(chat, logprobs=bool(body.logprobs))]
+            listing = {"lists_invalid": body.cocoa.invalid_calls}
         else:
             operation, prefix, kind = "text_completion", "cmpl", "text_completion"
             has_logprobs = body.logprobs is not None  # without tokens it would surprise clients of this old protocol

@@ -22,6 +22,7 @@ from langchain_core.runnables.utils import add
 from llama_index.core.llms import ChatMessage, ChatResponse, MessageRole
 from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.core.tools import FunctionTool
 
 from cocoa_engine import CocoaEngine, Span
 from cocoa_engine.errors import (
@@ -103,16 +104,19 @@ def joined(chunks: list[AIMessageChunk]) -> AIMessageChunk:
 
 def assert_same(here: Any, there: Any) -> None:
     """Every key of the reports but the ids of calls, and whatever else the answers have in common."""
-    own, remote = get_risk(here).to_dict(), get_risk(there).to_dict()
-    for call in (*own.get("tool_calls", ()), *remote.get("tool_calls", ())):
-        call["id"] = "new for each call"
+    own, remote = (without_ids(get_risk(each).to_dict()) for each in (here, there))
     assert list(own) == list(remote)
     for key in own:
         assert close(own[key], remote[key]), key
     assert close(here.additional_kwargs.get("cocoa_spans"), there.additional_kwargs.get("cocoa_spans"))
     if isinstance(here, ChatResponse):
-        assert close(*(answer.raw["cocoa_risk"] for answer in (here, there)))
+        assert close(*(without_ids(answer.raw["cocoa_risk"]) for answer in (here, there)))
     assert common(here) == common(there)
+
+
+def without_ids(report: dict[str, Any]) -> dict[str, Any]:
+    calls = [{**call, "id": "new for each call"} for call in report.get("tool_calls", ())]
+    return {**report, **({"tool_calls": calls} if calls else {})}
 
 
 def common(answer: Any) -> list[Any]:
@@ -191,6 +195,11 @@ def look_up(place: str) -> str:
     return place
 
 
+def look_down(place: str) -> str:
+    """Look down on a place."""
+    return place
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 async def test_structured_output_has_the_risk_of_each_field(engine: CocoaEngine, url: str, method: Any) -> None:
@@ -225,33 +234,41 @@ CALL = '<tool_call>\n{"name": "look_up", "arguments": '
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [ChatCocoa, LlamaIndexLLM])
 @pytest.mark.parametrize(
-    ("says", "limit", "content", "made"),
+    ("says", "limit", "names"),
     [
-        (CALL + '{"place": "the red', 60, "", []),
-        (CALL, 60, "", []),
-        (
-            f'<tool_call>{{"place": "red"}}</tool_call>{CALL}{{"place": "loaf"}}}}</tool_call>{CALL}{{"place": "the',
-            *(200, '{"place": "red"}', ["loaf"]),
-        ),
+        (CALL + '{"place": "the red', 60, ["look_up"]),
+        (CALL, 60, ["look_up"]),
+        ('There: <tool_call>{"place": "red"}</tool_call>', 60, [None]),
+        (f'<tool_call>{{"place": "red"}}</tool_call>{CALL}{{"place": "loaf"}}}}</tool_call>', 200, [None, "look_up"]),
+        (f'{CALL}{{"place": "loaf"}}}}</tool_call>{CALL}{{"place": "the', 200, ["look_up", "look_up"]),
+        (CALL.replace("look_up", "look_down") + '{"place": "it"}}</tool_call>', 60, ["look_down"]),
     ],
 )
-def test_calls_that_are_cut_off_or_not_sent_are_those_of_this_process(
-    says: str, limit: int, content: str, made: list[str]
-) -> None:
+def test_calls_that_are_invalid_are_those_of_this_process(kind: Any, says: str, limit: int, names: list[str]) -> None:
+    """Calls that are cut off, without a name, or not allowed: in the answer, its stream and its report."""
     engine = speaker(says)
+    options: dict[str, Any] = {
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look_up"}]}
+    }
     with serving(engine) as url:
-        here, there = here_and_there(engine, url, max_tokens=limit)
-        own, remote = (chat.bind_tools([look_up]) for chat in (here, there))
-        answer, streamed = remote.invoke("Where?"), joined(list(remote.stream("Where?")))
-        if not made:  # a call without a name is text there
-            assert_same(own.invoke("Where?"), answer)
-    [error] = [call["error"] for call in answer.invalid_tool_calls]
-    for each in (answer, streamed):
-        assert each.content == content
-        assert [call["args"] for call in each.tool_calls] == [{"place": place} for place in made]
-        assert [call["name"] for call in each.invalid_tool_calls] == ["look_up"]
-        assert get_risk(each).to_dict()["tool_calls"][-1]["error"] == error
+        here, there = here_and_there(engine, url, kind, max_tokens=limit)
+        if kind is ChatCocoa:
+            own, remote = (chat.bind_tools([look_up, look_down], **options) for chat in (here, there))
+            assert_same(own.invoke("Where?"), remote.invoke("Where?"))
+            answer = joined(list(remote.stream("Where?")))
+            assert_same(joined(list(own.stream("Where?"))), answer)
+            assert len([*answer.tool_calls, *answer.invalid_tool_calls]) == len(names)
+        else:
+            tools = [FunctionTool.from_defaults(each) for each in (look_up, look_down)]
+            given = {"tools": tools, "user_msg": "Where?", **options}
+            answer = there.chat_with_tools(**given)
+            assert_same(here.chat_with_tools(**given), answer)
+            assert_same(*([*chat.stream_chat_with_tools(**given)][-1] for chat in (here, there)))
+        reports = get_risk(answer).tool_calls
+    assert [report.name for report in reports] == names
+    assert reports[-1].error is not None or names[0] is None
 
 
 async def test_the_reasoning_is_where_it_is_in_this_process() -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-import time
-from functools import cache
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import cache, partial
 from itertools import pairwise
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cocoa_engine import CocoaEngine
+from cocoa_integrations._shared.reasoning import ReasoningTags
 from cocoa_integrations.chat_service.local import GrowingAnswer
-from cocoa_integrations.tool_calling import Plan, ToolRequest
+from cocoa_integrations.tool_calling import Plan, ToolRequest, marked_calls, reading
 from cocoa_integrations.tool_calling.derivation import Probe
 from cocoa_integrations.tool_calling.formats import template_format, template_reasoning
 from cocoa_integrations.tool_calling.values import value_at
@@ -72,8 +77,8 @@ def parsed(plan: Plan, answer: str) -> list[Any]:
     return [reading.content, *([call.name, call.arguments, call.error] for call in reading.calls)]
 
 
-def streamed(plan: Plan, parts: list[str], ids: list[list[int]] | None = None, *, splits: bool = False) -> list[Any]:
-    """The text and the calls of an answer whose parts came one after the other."""
+def pieces_of(plan: Plan, parts: list[str], ids: list[list[int]] | None = None, *, splits: bool = True) -> list[Any]:
+    """What is passed on of an answer whose parts come one after the other."""
     growing: Any = GrowingAnswer(plan, splits=splits, entry_of=lambda *_: None)  # type: ignore[arg-type, return-value]
     pieces, end = [], 0
     for number, part in enumerate(parts):
@@ -81,15 +86,32 @@ def streamed(plan: Plan, parts: list[str], ids: list[list[int]] | None = None, *
         token_ids = [] if ids is None else ids[number]
         pieces += growing.add(SimpleNamespace(text=part, token_ids=token_ids, start=start, end=end))
     held, rest, _ = growing.finish()
+    return [*pieces, *held, rest]
+
+
+def streamed(plan: Plan, parts: list[str], ids: list[list[int]] | None = None, *, splits: bool = False) -> list[Any]:
+    """The text and the calls of an answer whose parts came one after the other."""
+    pieces = pieces_of(plan, parts, ids, splits=splits)
     calls: list[list[Any]] = []
-    for delta in (delta for piece in [*pieces, *held, rest] for delta in piece.calls):
+    for delta in (delta for piece in pieces for delta in piece.calls):
         if delta.number == len(calls):
             calls.append([delta.name, "", None])
         calls[delta.number][1] += delta.written
         calls[delta.number][2] = delta.error
     for call in calls:
         call[1] = json.loads(call[1])
-    return ["".join(piece.content for piece in [*pieces, *held, rest]), *calls]
+    return ["".join(piece.content for piece in pieces), *calls]
+
+
+def tokens_of(engine: CocoaEngine, answer: str) -> tuple[list[str], list[list[int]]]:
+    """The text that each token of an answer adds, and its id."""
+    track, parts = engine.detokenizer(), list[str]()
+    ids = engine.tokenizer.encode(answer, add_special_tokens=False)
+    for token_id in ids:
+        start = len(track.text)
+        track.push(token_id)
+        parts.append(track.text[start:])
+    return parts, [[token_id] for token_id in ids]
 
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -166,6 +188,47 @@ def test_a_required_call_is_held_to_the_format(template: str, special: tuple[str
         assert answer.text[start:end] == call.arguments["unit"]
 
 
+TEXTS = {
+    "type": "object",
+    "$defs": {"colour": {"enum": ["red", "light blue"]}},
+    "properties": {
+        "code": {"type": "string", "pattern": r"^[A-Z]{2}/\d{3}$"},
+        "short": {"type": "string", "minLength": 2, "maxLength": 5},
+        "colour": {"$ref": "#/$defs/colour"},
+        "maybe": {"anyOf": [{"type": "string", "pattern": "x", "maxLength": 4}, {"type": "null"}]},
+        "fixed": {"type": "string", "const": "as it is"},
+        "either": {"allOf": [{"type": "string", "pattern": "^a|[^<|]b$"}, {"maxLength": 6}]},
+    },
+}
+TEXTS["required"] = [*TEXTS["properties"]]
+FILL = {"type": "function", "function": {"name": "fill", "description": "Fill.", "parameters": TEXTS}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("special", [(), TAGS, ("</parameter>", "</arg_value>", "</|parameter>", "<|q|>")])
+@pytest.mark.parametrize("template", ["parameters", "keys and values", "kinds", "own quotes"])
+def test_texts_of_a_required_call_fit_their_schema(template: str, special: tuple[str, ...]) -> None:
+    """Length, pattern, enumeration and constant, whatever a model with random weights would write."""
+    engine = engine_of(template, special)
+    plan = Plan(ToolRequest.of([FILL], tool_choice="required"), engine)
+    messages, options = plan.prompt([{"role": "user", "content": "Fill it in."}])
+    plan.inside_reasoning = False
+    for seed in range(4):
+        answer = engine.chat(
+            messages,
+            template_kwargs=options,
+            method="sample",
+            seed=seed,
+            max_new_tokens=400,
+            logits_processor=plan.processors(),
+        )
+        split = plan.split(answer)
+        (call,) = plan.read(answer.text, start=split.answer_start, marks=split.marks).calls[:1]
+        assert answer.finish_reason == "eos"
+        assert call.error is None
+        jsonschema.validate(call.arguments, TEXTS)
+
+
 @pytest.mark.parametrize("template", tool_templates.DERIVED)
 def test_tags_may_be_special_tokens_which_decoding_removes(template: str) -> None:
     engine = engine_of(template, TAGS)
@@ -173,33 +236,104 @@ def test_tags_may_be_special_tokens_which_decoding_removes(template: str) -> Non
     assert style is not None
     calls = CALLS if style.several else CALLS[:1]
     text = "" if template == "channels" else "Let me see."
-    answer, track, parts = written(engine, text, calls), engine.detokenizer(), list[str]()
-    ids = engine.tokenizer.encode(answer, add_special_tokens=False)
-    for token_id in ids:
-        start = len(track.text)
-        track.push(token_id)
-        parts.append(track.text[start:])
+    answer = written(engine, text, calls)
+    parts, ids = tokens_of(engine, answer)
     assert ("".join(parts) == answer) == (not any(tag in answer for tag in TAGS))
     plan = Plan(ToolRequest.of(TOOLS), engine)
-    content, *read = streamed(plan, parts, [[token_id] for token_id in ids], splits=True)
+    content, *read = streamed(plan, parts, ids, splits=True)
     assert content.strip() == text
     assert read == [[*call, None] for call in calls]
 
 
+ANALYSIS, COMMENTARY, FINAL = (f"<|channel|>{name}<|message|>" for name in ("analysis", "commentary", "final"))
+NEXT = "<|end|><|assistant|>"
+LOOK_UP = '<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"text": "x"}'
+LOOKED_UP = ["look_up", {"text": "x"}, None]
+
+
+@pytest.mark.parametrize("special", [(), ("<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|assistant|>")])
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("answer", "reasoning", "expected"),
     [
-        (
-            "<|channel|>analysis<|message|>I think.<|end|><|assistant|><|channel|>commentary to=functions.look_up "
-            '<|constrain|>json<|message|>{"text": "x"}',
-            ["", ["look_up", {"text": "x"}, None]],
-        ),
-        ("<|channel|>analysis<|message|>I think.<|end|><|assistant|><|channel|>final<|message|>Hi.", ["Hi."]),
-        ("<|channel|>final<|message|>Hi.", ["Hi."]),
+        (f"{ANALYSIS}I think.{NEXT}{LOOK_UP}", "I think.", ["", LOOKED_UP]),
+        (f"{ANALYSIS}I think.{NEXT}{FINAL}Hi.", "I think.", ["Hi."]),
+        (f"{FINAL}Hi.", "", ["Hi."]),
+        ("Hi.", "", ["Hi."]),
+        (f"{COMMENTARY}I look.{NEXT}{LOOK_UP}", "", ["I look.", LOOKED_UP]),
+        (f"{ANALYSIS}I think.{NEXT}{COMMENTARY}I look.{NEXT}{LOOK_UP}", "I think.", ["I look.", LOOKED_UP]),
+        (f"{COMMENTARY}I look.{NEXT}{ANALYSIS}Hm.{NEXT}{LOOK_UP}", "Hm.", ["I look.", LOOKED_UP]),
+        (f"{ANALYSIS}A.{NEXT}{ANALYSIS}B.{NEXT}{FINAL}Hi.", "A.\n\nB.", ["Hi."]),
+        (f"{COMMENTARY}I look.{NEXT}{FINAL}Hi.", "", ["I look.\n\nHi."]),
+        (f"{COMMENTARY}I look.{NEXT}{ANALYSIS}Hm", "Hm", ["I look."]),
+        (f"{ANALYSIS}I think.{NEXT}<|channel|>", "I think.", [""]),
+        (f"{COMMENTARY}I look.{NEXT}", "", ["I look."]),
     ],
 )
-def test_channels(answer: str, expected: list[Any]) -> None:
-    assert streamed(Plan(ToolRequest.of(TOOLS), engine_of("channels")), [*answer], splits=True) == expected
+def test_channels(answer: str, reasoning: str, expected: list[Any], special: tuple[str, ...]) -> None:
+    engine = engine_of("channels", special)
+    plan = Plan(ToolRequest.of(TOOLS), engine)
+    parts, ids = tokens_of(engine, answer)
+    for size in (1, 2, 5, len(parts)):
+        cuts = range(0, len(parts), size)
+        texts = ["".join(parts[at : at + size]) for at in cuts]
+        tokens = [[token_id for each in ids[at : at + size] for token_id in each] for at in cuts]
+        assert streamed(plan, texts, tokens, splits=True) == expected
+        assert "".join(piece.reasoning for piece in pieces_of(plan, texts, tokens)) == reasoning
+    if len(expected) == 1:
+        assert streamed(Plan(ToolRequest.of(), engine), parts, ids, splits=True) == expected
+
+
+def test_headers_may_begin_alike_and_end_alike() -> None:
+    template = TEMPLATES["channels"].replace("<|end|><|assistant|>", "<|next|>")
+    tags = template_reasoning(engine_of(template))
+    assert tags == ReasoningTags(ANALYSIS, "<|next|>", FINAL)
+    plan = Plan(ToolRequest.of(TOOLS), engine_of(template))
+    answer = f"{ANALYSIS}I think.<|next|>{COMMENTARY}I look.<|next|>{LOOK_UP}"
+    assert streamed(plan, [*answer], splits=True) == ["I look.", LOOKED_UP]
+
+
+@pytest.mark.parametrize("special", [(), ("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]")])
+def test_reasoning_may_be_a_block_of_the_content(special: tuple[str, ...]) -> None:
+    engine = engine_of("reasoning in blocks", special)
+    plan = Plan(ToolRequest.of(TOOLS), engine)
+    thought = {"role": "assistant", "content": "I look.", "reasoning_content": "I think."}
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "look_up", "arguments": {"text": "x"}}}
+    user = {"role": "user", "content": "Hi"}
+    messages, options = plan.prompt([user, thought | {"tool_calls": [call]}, user])
+    answer = '[THINK]I think.[/THINK]I look.[TOOL_CALLS]look_up[ARGS]{"text": "x"}'
+    assert f"<|assistant|>{answer}<|end|>" in engine.render_chat(messages, **options)
+    parts, ids = tokens_of(engine, answer)
+    assert streamed(plan, parts, ids, splits=True) == ["I look.", LOOKED_UP]
+    assert "".join(piece.reasoning for piece in pieces_of(plan, parts, ids)) == "I think."
+
+
+def test_templates_that_write_one_call_get_results_and_reasoning_beside_it() -> None:
+    """As that of gpt-oss: text of a call is reasoning, and the name of a result is that of the last call."""
+    beside = (
+        "{% if message.content and message.thinking %}{{ raise_exception('Not both') }}{% endif %}"
+        f"{{% if message.content or message.thinking %}}{ANALYSIS}{{{{ message.content or message.thinking }}}}{NEXT}"
+        "{% endif %}"
+    )
+    alone = TEMPLATES["channels"].replace("message.reasoning_content", "message.thinking")
+    alone = alone.replace("{% if message.tool_calls %}", "{% if message.tool_calls %}" + beside, 1)
+    engine = engine_of(alone)
+    calls = [
+        {"id": f"abcdefgh{number}", "type": "function", "function": {"name": name, "arguments": {"text": str(number)}}}
+        for number, name in enumerate(NAMES)
+    ]
+    messages = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "I look.", "reasoning_content": "I think.", "tool_calls": calls},
+        *({"role": "tool", "content": name, "tool_call_id": f"abcdefgh{at}"} for at, name in enumerate(NAMES)),
+    ]
+    rendered, options = Plan(ToolRequest.of(TOOLS), engine).prompt(messages)
+    wanted = [
+        f"<|assistant|>{ANALYSIS}I think.\n\nI look.{NEXT} to=functions.look_up<|channel|>commentary json<|message|>"
+        '{"text": "0"}<|end|>\n<|tool|>look_up<|end|>',
+        '<|assistant|> to=functions.put-away<|channel|>commentary json<|message|>{"text": "1"}<|end|>\n'
+        "<|tool|>put-away<|end|>",
+    ]
+    assert "\n".join(wanted) in engine.render_chat(rendered, **options)
 
 
 def test_a_response_template_is_used_where_no_format_is_derived() -> None:
@@ -266,16 +400,75 @@ def test_json_and_text_about_a_tool_are_no_call(template: str, answer: str, capl
     assert not caplog.records
 
 
+class CountingPattern:
+    """A regular expression that adds up the characters between the beginning and the end of each search."""
+
+    def __init__(self, pattern: re.Pattern[str], counts: Counter[str]) -> None:
+        self.pattern, self._pattern, self._counts = pattern.pattern, pattern, counts
+
+    def search(self, text: str, at: int = 0, end: int | None = None) -> re.Match[str] | None:
+        end = len(text) if end is None else end
+        match = self._pattern.search(text, at, end)
+        self._counts["characters"] += max(0, (end if match is None else match.end()) - at)
+        return match
+
+    def match(self, text: str, at: int = 0) -> re.Match[str] | None:
+        match = self._pattern.match(text, at)
+        passed = at + 1 if match is None else match.end()
+        self._counts["characters"] += max(passed, len(text) - len(text[at:].lstrip())) - at
+        return match
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pattern, name)
+
+
+def steps_of(work: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> int:
+    """The lines of this package that run, and the characters that its regular expressions pass."""
+    counts = Counter[str]()
+
+    def traced(frame: FrameType, event: str, argument: Any) -> Any:
+        counts["lines"] += event == "line"
+        return traced if "cocoa_integrations" in frame.f_code.co_filename else None
+
+    def counting(pattern: str, flags: int = 0) -> CountingPattern:
+        return CountingPattern(re.compile(pattern, flags), counts)
+
+    with monkeypatch.context() as patch:
+        for module in (marked_calls, reading):
+            patch.setattr(module, "re", SimpleNamespace(**{**vars(re), "compile": counting}))
+            for name, value in vars(module).items():
+                if isinstance(value, re.Pattern):
+                    patch.setattr(module, name, CountingPattern(value, counts))
+        before = sys.gettrace()
+        sys.settrace(traced)
+        try:
+            work()
+        finally:
+            sys.settrace(before)
+    return counts.total()
+
+
 @pytest.mark.parametrize("template", [name for name in TEMPLATES if name != "llama"])
 @pytest.mark.parametrize("repeated", ["\t\n", " ", "<", "OPENING", "```\n[\n", "look_up "])
-def test_a_long_answer_takes_linear_time(template: str, repeated: str) -> None:
+def test_the_work_for_an_answer_grows_with_its_length(
+    template: str, repeated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = Plan(ToolRequest.of(TOOLS), engine_of(template))
     start = plan.style.write("look_up", {"text": "a"})
     text = repeated.replace("OPENING", plan.style.opening)
-    begin = time.process_time()
     for size in (len(start) // 2, start.index("look_up"), len(start)):
-        plan.read((start[:size] + text * 30_000)[:30_000], done=False)
-    assert time.process_time() - begin < 3
+        short, long = (
+            steps_of(partial(plan.read, (start[:size] + text * length)[:length], done=False), monkeypatch)
+            for length in (2000, 8000)
+        )
+        assert long < 6 * short + 1000
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_text_without_an_end_has_no_format(end: str) -> None:
+    template = TEMPLATES["parameters"].replace("</parameter>", end)
+    assert template != TEMPLATES["parameters"]
+    assert template_format(engine_of(template)) == (None, False)
 
 
 def test_another_chat_template_of_a_tokenizer_has_its_own_format() -> None:
@@ -310,6 +503,9 @@ def test_a_code_of_no_character_is_no_error_of_ours(code: str) -> None:
         'I use {"name": "look_up", "arguments": {"text": "x"}} for this.',
         "<function=look_up>{}</function>",
         "<tool_call>look_up(text='x')",
+        "<tool name='look_up'><text>x</text></tool>",
+        '```tool_code\nlook_up(text="x")\n```',
+        '<|tool_start|>look_up {"text": "x"}<|tool_end|>',
     ],
 )
 def test_what_looks_like_a_call_is_never_a_silent_answer(answer: str, caplog: pytest.LogCaptureFixture) -> None:

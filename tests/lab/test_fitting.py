@@ -424,13 +424,11 @@ def test_the_reference_is_that_of_the_models_own_spans(tmp_path: Path, monkeypat
     file = tmp_path / "heads.json"
     file.write_text(heads.model_dump_json())
     values = []
-    for number, passage in enumerate(islice(passages(0), 4)):
-        task = "Answer the question from the passage, in one sentence."
-        prompt = f"{passage.text}\n\nSummarise the text in two sentences."
-        if number % 2:
-            prompt = f"Passage: {passage.text}\n\n{task}\nQuestion: {passage.stated[0].question}"
-        answer = engine.generate(f"{prompt}\nAnswer:", max_new_tokens=48, decore_heads=str(file))
-        values += [span.source_attention for span in answer.spans if any(map(str.isalnum, span.text))]
+    for passage in islice(passages(0), 2):
+        question = f"Answer the question from the text, in one sentence.\nQuestion: {passage.stated[0].question}"
+        prompts = [f"{passage.text}\n\n{task}\nAnswer:" for task in ("Summarise the text in two sentences.", question)]
+        for answer in engine.generate_batch(prompts, max_new_tokens=48, decore_heads=str(file)):
+            values += [span.source_attention for span in answer.spans if any(map(str.isalnum, span.text))]
     assert found.reference_spans == len(values)
     assert found.reference == pytest.approx(np.quantile(values, np.linspace(0, 1, KNOTS)), abs=1e-3)  # type: ignore[arg-type]
     ranks = [found.rank(value) for value in values]

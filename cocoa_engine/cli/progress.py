@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import TypeVar
 
 from rich.console import Console
 from rich.progress_bar import ProgressBar
@@ -17,8 +16,6 @@ from rich.text import Text
 
 from cocoa_engine.cli.output import can_redraw, live, on_interrupt, progress_console
 from cocoa_engine.safe_text import safe
-
-ItemT = TypeVar("ItemT")
 
 SECONDS_BETWEEN_LINES = 10.0
 """Where stderr is no terminal, a line is printed after this many seconds, whether a step has ended or not."""
@@ -133,12 +130,6 @@ class Progress:
             self._finished += share
             if share and (seconds := stage.seconds()) is not None:
                 self._pace = seconds / share
-
-    def track(self, name: str, unit: str, items: Sequence[ItemT]) -> Iterator[ItemT]:
-        with self.stage(name, unit, len(items)) as stage:
-            for item in items:
-                yield item
-                stage.advance()
 
     @contextmanager
     def _lines(self) -> Iterator[None]:

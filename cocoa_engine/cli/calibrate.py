@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from json import dumps
@@ -74,7 +75,7 @@ class LabelledAnswers:
         typer.Option(
             "--self",
             help="No labelled data: the model answers questions about invented passages, and about --documents. "
-            "--prompts sets their number (default: 300).",
+            "--prompts sets their number. Default: at most 300, until the AUROC is steady.",
         ),
     ] = False
     documents: Annotated[
@@ -117,7 +118,7 @@ class LabelledAnswers:
         from cocoa_engine.lab.heads import PROMPTS
         from cocoa_engine.lab.indicators import Layers
         from cocoa_engine.lab.measured import labelled_features, own_answers, probe_layer
-        from cocoa_engine.lab.self_made import QUESTIONS, made_questions, self_made_features
+        from cocoa_engine.lab.self_made import QUESTIONS, ROUNDS, made_answers, made_questions, made_spans
 
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
         number = (self.prompts or QUESTIONS) if self.self_made else 0
@@ -135,8 +136,8 @@ class LabelledAnswers:
         about: dict[Level, str] = {}
         if self.data is not None:
             layer = probe_layer(engine.num_layers) if states else None
-            fed: Any = {"chat": self.chat, "layer": layer, "cache": cache, "progress": progress}
-            with measured.teacher_forced(engine, self.records, config, **fed) as answers:
+            as_fed: Any = {"chat": self.chat, "layer": layer, "cache": cache, "progress": progress}
+            with measured.teacher_forced(engine, self.records, config, **as_fed) as answers:
                 features = labelled_features(answers, config, engine.num_layers, states=states)
             how = "as a chat" if self.chat else "plain prompts"
             about = dict.fromkeys(features, f"{self.data.name}, {len(self.records)} given answers, {how}")
@@ -146,19 +147,15 @@ class LabelledAnswers:
             about["answer"] = f"{self.questions.name}, the model's own answers to {len(self.asked)} questions"
         if self.self_made:
             made = made_questions(self.texts, number, self.seed)
-            with answering(len(made)) as stage:
-                features = self_made_features(
-                    engine,
-                    made,
-                    config,
-                    chat=self.chat,
-                    seed=self.seed,
-                    cache=answers_kept,
-                    profiles=None if cache is None else ProfileCache(cache, engine, config, chat=self.chat),
-                    advance=stage.advance,
-                    feeding=partial(progress.track, "feeding texts", "texts"),
-                )
-            about = about_self_made(features, len(made), len(self.texts))
+            rounds = 1 if self.prompts else ROUNDS
+            with answering(len(made)) as stage, suppress(CalibrationError):  # all answers are empty
+                options: Any = {"rounds": rounds, "advance": stage.advance}
+                features["answer"] = made_answers(engine, made, config, cache=answers_kept, **options)
+            with progress.stage("feeding texts", "texts", number // 2, fate=partial(measured.fate, cache)) as stage:
+                options = {"rounds": rounds, "advance": stage.advance, "chat": self.chat, "seed": self.seed}
+                fed = None if cache is None else ProfileCache(cache, engine, config, chat=self.chat)
+                features["span"] = made_spans(engine, number // 2, config, cache=fed, **options)
+            about = about_self_made(features, len(self.texts))
         features = {name: items for name, items in features.items() if level in (None, name)}
         if not features:
             raise CalibrationError(f"the data has no labels{f' by {level}' if level else ''}.")

@@ -5,12 +5,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -164,8 +164,6 @@ def reserved(*files: Path, overwrite: bool) -> Iterator[None]:
         yield
 
 
-ItemT = TypeVar("ItemT")
-
 SECONDS_BETWEEN_LINES = 10.0
 """Where stderr is no terminal, a line is printed after this many seconds, whether a step has ended or not."""
 
@@ -279,12 +277,6 @@ class Progress:
             self._finished += share
             if share and (seconds := stage.seconds()) is not None:
                 self._pace = seconds / share
-
-    def track(self, name: str, unit: str, items: Sequence[ItemT]) -> Iterator[ItemT]:
-        with self.stage(name, unit, len(items)) as stage:
-            for item in items:
-                yield item
-                stage.advance()
 
     @contextmanager
     def _lines(self) -> Iterator[None]:

@@ -163,6 +163,9 @@ def alpha(
 
 MAX_LENGTH, MAX_LENGTHS = 10**7, 100  # tokens, and how many lengths there may be
 
+TOKENS = 150
+"""The work of an answer, where that of reading a token of a text is 1."""
+
 
 @with_options()
 def heads(
@@ -174,14 +177,14 @@ def heads(
         file_option("A JSON file to write as well, for --decore-heads. Engines find theirs in the cache directory."),
     ] = None,
     lengths: Annotated[
-        str, typer.Option(help="Lengths of the texts that needles are hidden in, in tokens.")
+        str, typer.Option(help="Least lengths of the texts that the model copies facts from, in tokens.")
     ] = "256,512,1024",
     spread: Annotated[
         bool,
         typer.Option(
             "--spread",
             help="Search for no heads: take 20 heads spread over the layers after the middle, for models that recall "
-            "no needle.",
+            "no fact.",
         ),
     ] = False,
     prompts: Annotated[
@@ -208,21 +211,21 @@ def heads(
     with reserved(*files, overwrite=overwrite), measured.measured_answers(context, cache) as folder:
         progress = Progress("heads")
         engine = load_engine(model, loading, progress=progress)
-        from cocoa_engine.lab.heads import RUNS, find_retrieval_heads, with_reference  # imports torch
+        from cocoa_engine.lab.heads import ROUNDS, find_retrieval_heads, with_reference  # imports torch
         from cocoa_engine.methods.retrieval_heads import keep, spread_heads_of
 
-        needles = 0 if spread else len(sizes) * RUNS
-        progress.plan({"needles": needles, "answering": prompts})
+        tokens = 0 if spread else ROUNDS * sum(sizes)
+        progress.plan({"reading texts": tokens, "answering": TOKENS * prompts})
         if spread:
             if (over_layers := spread_heads_of(engine.session.model)) is None:
                 raise ConfigError("this model has no layer that attends to the whole prompt")
             heads = over_layers.model_copy(update={"model_name": engine.model_name})
             how = f"spread over layers {heads.heads[0].layer} and above"
         else:
-            with progress.stage("needles", "needles", needles, fate=partial(measured.fate, folder)) as stage:
+            with progress.stage("reading texts", "tokens", tokens, fate=partial(measured.fate, folder)) as stage:
                 heads = find_retrieval_heads(engine, sizes, on_progress=stage.at, cache=folder)
             best = ", ".join(f"{head.layer}.{head.head} ({head.score:.2f})" for head in heads.heads[:5])
-            how = f"{heads.samples} needles recalled; best: {best}"
+            how = f"{heads.samples} facts recalled; best: {best}"
         if prompts:
             with progress.stage("answering", "prompts", prompts, fate=partial(measured.fate, folder)) as stage:
                 heads = with_reference(engine, heads, prompts=prompts, on_progress=stage.at, cache=folder)

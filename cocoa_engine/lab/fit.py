@@ -302,6 +302,15 @@ def left_out(
     return risks, of_item
 
 
+def auroc_left_out(items: LabelledFeatures, folds: int = 5) -> float:
+    """The AUROC of risks by cross-validation; NaN if a class has too few prompts for it."""
+    if min(len(set(items.only(chosen).groups)) for chosen in (items.labels, ~items.labels)) < 2 * folds:
+        return math.nan
+    risks, of_item = left_out(items, isotonic=False, folds=folds)
+    labels = items.labels.astype(np.float64)
+    return float(Ranked(risks, labels, 1 - labels, of_item).auroc()[0])
+
+
 MAX_REPEATS, ENOUGH_RISKS = 5, 20_000
 """With few items, the validation depends on how they are divided into folds. The division is therefore repeated until
 there are ENOUGH_RISKS out-of-fold risks, at most MAX_REPEATS times."""

@@ -1,108 +1,83 @@
-"""Retrieval heads: search with needles in haystacks, and the reference distribution of their attention."""
+"""Retrieval heads: search with facts in long texts, and the reference distribution of their attention."""
 
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.request import capture_spec
+from cocoa_engine.decoding.result_builder import token_ends
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import PromptError, UnsupportedModelError
-from cocoa_engine.execution.backends.shared_cache import SharedTree
-from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe, observed_attention
+from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
 from cocoa_engine.lab.measured import request_prompt
-from cocoa_engine.lab.self_made import passages
-from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead, heads_of_model, keep, spread_heads_of
+from cocoa_engine.lab.self_made import Fact, Passage, passages
+from cocoa_engine.methods.retrieval_heads import (
+    SOURCE_HEADS,
+    RetrievalHeads,
+    ScoredHead,
+    heads_of_model,
+    keep,
+    spread_heads_of,
+)
 from cocoa_engine.model.configs import attention_heads
-from cocoa_engine.model.generation_config import eos_token_ids
+from cocoa_engine.model.prompts import prompt_ids, text_ids
 from cocoa_engine.output_files import write_file
 from cocoa_engine.results import Generation
-from cocoa_engine.scoring.text_tree import opened
+from cocoa_engine.scoring.text_tree import fed, fed_alone
 
-
-class Needle(NamedTuple):
-    """A sentence that is unrelated to the text around it, and the question that asks for it."""
-
-    text: str
-    question: str
-
-
-NEEDLES = (
-    Needle(
-        "The best thing to do in Harrowgate on a rainy afternoon is to count the brass clocks in the old mill.",
-        "What is the best thing to do in Harrowgate on a rainy afternoon?",
-    ),
-    Needle(
-        "Old Captain Velmor kept his silver compass under the third step of the lighthouse stairs.",
-        "Where did old Captain Velmor keep his silver compass?",
-    ),
-    Needle(
-        "The secret of the baker's black bread is a spoonful of pine honey and two days of patience.",
-        "What is the secret of the baker's black bread?",
-    ),
-)
-
-HAY = (
-    "A garden changes slowly, and most of what happens in it happens where nobody looks.",
-    "In spring the soil warms from the top, and the worms that spent the winter deep below begin to rise.",
-    "People who keep notes from year to year find that the same plants flower a week earlier after a mild winter.",
-    "Water is the first worry of every summer, because a dry week in June does more harm than a dry month in August.",
-    "Some gardeners leave the fallen leaves on the beds, since they keep the ground moist and feed it when they rot.",
-    "Others prefer bare earth, which is easier to weed and warms faster, but which the wind and the rain carry off.",
-    "Trees are planted in autumn, when their roots still have time to settle before the frost.",
-    "A young tree wants a stake for two years and then none, for a stem that never bends never grows strong.",
-    "Fruit is picked when it parts from the branch with a light turn of the hand.",
-    "Roses are cut back hard when the willow catkins open, and again, lightly, after their first bloom.",
-    "A hedge gives shelter to birds, slows the wind, and needs an hour of work in each month of summer.",
-    "Tools last for decades if they are cleaned in the evening and hung up in a dry place.",
-    "Compost is ready when it smells of forest and nothing in it can be recognised any more.",
-    "In winter there is little to do but to sharpen the spade, read the seed lists and wait for the light.",
-)
-
-LENGTHS = (256, 512, 1024)
-DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
-RUNS = len(DEPTHS) * len(NEEDLES)
-"""The number of needles that are hidden in texts of one length."""
+LENGTHS, NEEDLES, ROUNDS = (256, 512, 1024), 5, 4
+"""The lengths of the texts of a round, in tokens; the facts that are asked for in a text; and the most rounds."""
 
 RECALLED = 0.5
-"""A run counts if the ROUGE-1 recall of the needle in the answer is above this."""
+"""A fact is recalled if the model gives more than this share of its tokens the highest probability."""
+
+STEADY = 0.95
+"""The search ends when :func:`steadiness` is at least this."""
+
+TASK = "Answer each question with the sentence of the text that says so, word for word."
 
 
 def find_retrieval_heads(
     engine: CocoaEngine,
     lengths: Sequence[int] = LENGTHS,
-    depths: Sequence[float] = DEPTHS,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     *,
     cache: CacheFolder | None = None,
 ) -> RetrievalHeads:
     """Score every attention head of an engine's model.
 
+    The model reads a text of invented passages, questions about facts in it, and the sentences that answer them. A head
+    copies a token of a sentence if it attends most to this token in the text while the model predicts it. The score of
+    a head is the mean share of tokens that it copies (Wu et al., 2024), over the facts that the model recalls. After
+    each round of one text of each length, the search ends if the :func:`steadiness` of the best heads is at least
+    :data:`STEADY`; at the latest after :data:`ROUNDS` rounds.
+
     Args:
         engine: the engine with the model.
-        lengths: the lengths of the texts that needles are hidden in, in tokens.
-        depths: the relative positions of the needle in the text, from 0 to 1.
-        on_progress: called with the number of runs done and their total.
-        cache: a :class:`.CacheFolder` that keeps the scores of every run; runs that are in it are not repeated.
+        lengths: the least lengths of the texts, in tokens. A text ends with a passage.
+        on_progress: called with the number of tokens of texts read, by ``lengths``, and of those of all rounds.
+        cache: a :class:`.CacheFolder` that keeps the scores of every text; texts that are in it are not read again.
 
     Raises:
         UnsupportedModelError: the model's attention cannot be observed, its heads cannot be numbered, or the model
-            recalls no needle.
+            recalls no fact.
         PromptError: a text does not fit the context window.
         ConfigError: the cache is required, and cannot be read or written.
     """
-    backend = engine.session.backend
-    if not backend.sees_attention:
+    if not engine.session.backend.sees_attention:
         raise UnsupportedModelError(
             f"heads can be observed only if attention goes through transformers' AttentionInterface; that of "
             f"{engine.model_name} has code of its own."
@@ -112,112 +87,129 @@ def find_retrieval_heads(
     if model.is_divided or num_heads is None:
         why = "is divided among processes" if model.is_divided else "has another number of heads in each layer"
         raise UnsupportedModelError(f"the heads of {engine.model_name} cannot be numbered: the model {why}.")
-    total = torch.zeros(model.num_layers, num_heads, dtype=torch.float64)
-    runs = [(length, depth, needle) for length in lengths for depth in depths for needle in NEEDLES]
     answer_cache = None if cache is None else AnswerCache(cache, "needles", engine, engine.config, {})
-    samples = 0
-    for number, (length, depth, needle) in enumerate(runs, start=1):
-        prompt = _prompt(engine, needle, length, depth)
-        measure = partial(_answered, engine, prompt, needle.text)
-        values = measure() if answer_cache is None else answer_cache.get_or_measure([prompt, needle.text], measure)
-        if _recall(needle.text, values["answer"]) > RECALLED:
-            total += torch.tensor(values["scores"], dtype=torch.float64)
-            samples += 1
-        on_progress(number, len(runs))
-    if not samples:
+    drawn, scores, done = passages(), list[list[list[float]]](), 0
+    texts = [[(_asked(engine, drawn, length), length) for length in lengths] for _ in range(ROUNDS)]
+    for of_round in texts:
+        for text, length in of_round:
+            measure = partial(_copied, engine, text)
+            values = measure() if answer_cache is None else answer_cache.get_or_measure(text, measure)
+            scores += [of_fact for share, of_fact in values["facts"] if share > RECALLED]
+            done += length
+            on_progress(done, ROUNDS * sum(lengths))
+        if scores and steadiness(np.array(scores).reshape(len(scores), -1)) >= STEADY:
+            break
+    if not scores:
         raise UnsupportedModelError(
-            f"{engine.model_name} recalled none of {len(runs)} needles: it has no clear retrieval heads, or the texts "
-            "are too long for it; try shorter ones (--lengths)."
+            f"{engine.model_name} recalled none of {ROUNDS * len(lengths) * NEEDLES} facts: it has no clear retrieval "
+            "heads, or the texts are too long for it; try shorter ones (--lengths)."
         )
-    scores = enumerate((total / samples).tolist())
-    heads = [ScoredHead(layer=layer, head=head, score=score) for layer, row in scores for head, score in enumerate(row)]
+    means = enumerate(np.mean(scores, axis=0).tolist())
+    heads = [ScoredHead(layer=layer, head=head, score=score) for layer, row in means for head, score in enumerate(row)]
     heads.sort(key=lambda head: (-head.score, head.layer, head.head))
     return RetrievalHeads(
-        model_name=engine.model_name, num_layers=model.num_layers, num_heads=num_heads, samples=samples, heads=heads
+        model_name=engine.model_name, num_layers=model.num_layers, num_heads=num_heads, samples=len(scores), heads=heads
     )
 
 
-def _prompt(engine: CocoaEngine, needle: Needle, length: int, depth: float) -> list[int]:
-    """A prompt of about ``length`` tokens that contains the needle."""
-    hay = engine.encode(" ".join(HAY), add_special_tokens=False)
-    hay = (hay * (length // len(hay) + 1))[:length]
-    at = int(depth * len(hay))
-    before, after = engine.decode(hay[:at]), engine.decode(hay[at:])
-    question = f"{needle.question} Answer with the sentence of the text that says so, word for word."
-    prompt = _encoded(engine, f"{before} {needle.text} {after}\n\n{question}")
-    window = engine.context_window
-    if window is not None and len(prompt) + 64 > window:
-        raise PromptError(
-            f"a text of {length} tokens does not fit the model's context window of {window}; give shorter --lengths."
-        )
-    return prompt
+def steadiness(scores: NDArray[np.float64], count: int = SOURCE_HEADS) -> float:
+    """How well the best heads of one half of the samples do on the other half, in [0, 1].
+
+    The ``count`` best heads of each half (samples with even and with odd numbers) have a mean score on the other half.
+    Its share of the highest mean score that ``count`` heads have there is 1 if the halves choose the same heads, or
+    others of the same score. The smaller of the two shares is returned.
+
+    Args:
+        scores: the score of each head for each sample, ``[samples, heads]``, not negative. A single sample, and samples
+            of one half without any score, have the steadiness 0.
+    """
+    halves = [scores[::2].mean(axis=0), scores[1::2].mean(axis=0)] if len(scores) > 1 else [np.zeros(1)]
+    best = [half.argsort(kind="stable")[::-1][:count] for half in halves]
+    sums = [[half[chosen].sum() for chosen in best] for half in halves]
+    return min(min(row) / row[at] if row[at] else 0.0 for at, row in enumerate(sums))
 
 
-def _positions(engine: CocoaEngine, prompt: list[int], needle: str) -> range:
-    """The positions of the needle's tokens: the shortest run of tokens whose text contains the needle."""
-    end = next((n for n in range(1, len(prompt) + 1) if needle in engine.decode(prompt[:n])), None)
-    if end is None:
-        raise UnsupportedModelError(
-            f"the tokenizer of {engine.model_name} changes the text it is given; its heads cannot be scored."
-        )
-    start = next(n for n in range(end - 1, -1, -1) if needle in engine.decode(prompt[n:end]))
-    return range(start, end)
+class _Text(NamedTuple):
+    """The tokens of a prompt with a text and questions, those of the answer, and the sentences of the answer."""
+
+    prompt: list[int]
+    answer: list[int]
+    sentences: list[str]
+
+
+def _asked(engine: CocoaEngine, drawn: Iterator[Passage], length: int) -> _Text:
+    """A text of at least ``length`` tokens, of passages, and questions in another order than its facts."""
+    of_text, stated, size = list[str](), list[Fact](), 0
+    while size < length:
+        passage = next(drawn)
+        of_text.append(passage.text)
+        stated += passage.stated
+        size += len(engine.encode(passage.text, add_special_tokens=False))
+    step = len(stated) // NEEDLES
+    facts = Random(size).sample(stated[step // 2 :: step][:NEEDLES], NEEDLES)
+    questions, sentences = [fact.question for fact in facts], [fact.sentence for fact in facts]
+    prompt = request_prompt(engine, "\n\n".join([*of_text, "\n".join([*questions, TASK])]))
+    model, tokens = engine.session.model, engine.session.tokens
+    before, answer = prompt_ids(model, tokens, prompt), (" " if isinstance(prompt, str) else "") + "\n".join(sentences)
+    try:
+        return _Text(before, text_ids(model, tokens, prompt, before, answer)[0], sentences)
+    except PromptError as error:
+        raise PromptError(f"{error} Give shorter --lengths.") from None
 
 
 class _MostAttended(SourceProbe):
-    """Notes the position that each head attends to most, by layer."""
+    """Notes the position that each head attends to most, by layer, for the tokens of each pass: ``[heads, W]``."""
 
     def __init__(self, heads: Heads) -> None:
         super().__init__(heads, range(0))
-        self.seen: dict[int, Tensor] = {}
+        self.seen: dict[int, list[Tensor]] = {}
 
     def take(self, layer: int, weights: Tensor, first: int) -> None:
-        self.seen[layer] = weights[:, -1].argmax(-1).cpu() + first
+        self.seen.setdefault(layer, []).append(weights.argmax(-1).cpu() + first)
 
 
-def _answered(engine: CocoaEngine, prompt: list[int], needle: str) -> dict[str, Any]:
-    """Answer greedily. Returns the ``scores`` of each head, ``[L, heads]``, and the ``answer``'s text."""
+def _copied(engine: CocoaEngine, text: _Text) -> dict[str, Any]:
+    """For each sentence, the share of its tokens that the model predicts, and what heads copy of it, ``[L, heads]``."""
     backend, model = engine.session.backend, engine.session.model
     num_heads = attention_heads(model.config) or 0
-    scores = torch.zeros(model.num_layers, num_heads, dtype=torch.float64)
-    heads = [(layer, head) for layer in range(model.num_layers) for head in range(num_heads)]
-    place, prompt_ids = _positions(engine, prompt, needle), torch.tensor(prompt)
-    ends = eos_token_ids(model.model, engine.session.tokens)
+    before, answer, sentences = text
+    probe = _MostAttended([(layer, head) for layer in range(model.num_layers) for head in range(num_heads)])
     spec = capture_spec(model, CocoaConfig())._replace(source_heads=())  # nothing but the heads is observed
-    with opened(backend, prompt[:-1], 2 * len(place) + 16, spec) as tree:
-        backend.prefill(tree)
-        token_id, answer = prompt[-1], list[int]()
-        while len(answer) < 2 * len(place) + 8:
-            probe = _MostAttended(heads)
-            with ExitStack() as observing:
-                if backend.masks_heads:
-                    assert isinstance(tree, SharedTree)
-                    tree.probe = probe
-                else:
-                    length = len(prompt) + len(answer)  # with the token of this step
-                    observing.enter_context(model.exclusive())
-                    observing.enter_context(observed_attention(model, probe, rows=1, length=length))
-                output = backend.step([(tree, [(token_id,)])])[0]
-            tree.commit((token_id,))
-            token_id = int(output.logits[0].argmax())
-            if token_id in ends:
-                break
-            answer.append(token_id)
-            for layer, positions in probe.seen.items():
-                inside = (positions >= place.start) & (positions < place.stop)
-                copied = prompt_ids[positions.clamp(max=len(prompt) - 1)] == token_id
-                scores[layer, : len(positions)] += (inside & copied) / len(place)
-    return {"scores": scores.clamp(max=1).tolist(), "answer": engine.decode(answer)}
+    fed_ids = [before[-1], *answer[:-1]]  # which predict the answer
+    if backend.masks_heads:
+        with fed(backend, before[:-1], [fed_ids], spec, probe=probe) as steps:
+            best = torch.cat([step.output.logits.argmax(-1) for step in steps]).cpu()
+    else:
+        best = fed_alone(model, before[:-1], fed_ids, spec, probe=probe).output.logits.argmax(-1).cpu()
+    prompt_tokens, answer_tokens = torch.tensor(before), torch.tensor(answer)
+    place = torch.full((model.num_layers, num_heads, len(answer)), len(before))
+    for layer, parts in probe.seen.items():
+        of_layer = torch.cat(parts, dim=-1)
+        place[layer, : len(of_layer)] = of_layer
+    predicted = best == answer_tokens
+    copied = predicted & (place < len(before)) & (prompt_tokens[place.clamp(max=len(before) - 1)] == answer_tokens)
+    facts = []
+    for source, target in zip(_ranges(engine, before, sentences), _ranges(engine, answer, sentences), strict=True):
+        part = place[..., target.start : target.stop]
+        inside = (part >= source.start) & (part < source.stop) & copied[..., target.start : target.stop]
+        facts.append([predicted[target.start : target.stop].double().mean().item(), inside.double().mean(-1).tolist()])
+    return {"facts": facts}
 
 
-def _recall(expected: str, actual: str) -> float:
-    """ROUGE-1 recall: the share of the expected words that occur in the actual text."""
-    words, said = (Counter(word.strip(".,;:!?\"'()").lower() for word in text.split()) for text in (expected, actual))
-    return (words & said).total() / words.total()
+def _ranges(engine: CocoaEngine, token_ids: Sequence[int], sentences: Iterable[str]) -> Iterator[range]:
+    """The tokens of each sentence: the first run of tokens whose text contains it."""
+    text, ends = token_ends(engine.session.tokens, token_ids)
+    for sentence in sentences:
+        start = text.find(sentence)
+        if start < 0:
+            raise UnsupportedModelError(
+                f"the tokenizer of {engine.model_name} changes the text it is given; its heads cannot be scored."
+            )
+        yield range(bisect_right(ends, start), bisect_left(ends, start + len(sentence)) + 1)
 
 
 PROMPTS, MAX_NEW_TOKENS = 60, 48
-"""The default number of prompts, as many questions as requests to retell a passage, and the tokens of an answer."""
+"""The default number of prompts, two for each passage (retell it, and a question), and the tokens of an answer."""
 
 KNOTS, MIN_SPANS = 101, 50
 """The number of quantiles that are stored. With fewer spans, the distribution would be too rough."""
@@ -257,13 +249,15 @@ def with_reference(
         config = engine.config.replace(
             decore_heads=str(file), max_new_tokens=MAX_NEW_TOKENS, max_risk=None, method="cocoa-sig"
         )
-        asked = []
-        for number, passage in enumerate(islice(passages(seed), prompts)):
-            request = f"{passage.text}\n\nSummarise the text in two sentences."
-            if number % 2:
-                task = "Answer the question from the passage, in one sentence."
-                request = f"Passage: {passage.text}\n\n{task}\nQuestion: {passage.stated[0].question}"
-            asked.append(_encoded(engine, request))
+        requests = (
+            f"{passage.text}\n\n{task}"
+            for passage in passages(seed)
+            for task in (
+                "Summarise the text in two sentences.",
+                f"Answer the question from the text, in one sentence.\nQuestion: {passage.stated[0].question}",
+            )
+        )
+        asked = [_encoded(engine, request) for request in islice(requests, prompts)]
         # the file of the heads has another name each time, so the heads alone count
         settings = config.model_dump(mode="json", exclude={"decore_heads"})
         answer_cache = None if cache is None else AnswerCache(cache, "reference", engine, config, {"config": settings})

@@ -3,22 +3,21 @@
 import functools
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError
-from cocoa_engine.lab.cache import AnswerCache
-from cocoa_engine.lab.fit import LabelledFeatures
+from cocoa_engine.lab.cache import AnswerCache, answered
+from cocoa_engine.lab.fit import LabelledFeatures, auroc_left_out
 from cocoa_engine.lab.forced import ProfileCache, force
-from cocoa_engine.lab.measured import labelled_features, own_answers
+from cocoa_engine.lab.measured import answer_values, labelled_answers, labelled_features, question_prompts
 from cocoa_engine.lab.records import LabelledSpan, LabelledText, Question
-from cocoa_engine.risk.features import Level
 from cocoa_engine.text_matching import declines
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ def planted_errors(count: int, seed: int = 0) -> list[LabelledText]:
 
 
 QUESTIONS, MAX_WORDS = 300, 150
-"""The default number of questions, and the length of a passage of a document, in words."""
+"""The most questions if their number is not given, and the length of a passage of a document, in words."""
 
 REQUESTS = (
     "Passage: {passage}\n\nAnswer the question from the passage, in a few words.\nQuestion: {question}",
@@ -244,27 +243,83 @@ def _of_documents(documents: Sequence[str], seed: int) -> Iterator[MadeQuestion]
             yield MadeQuestion(asked, passage, (term,), f"document {number}", answerable, number)
 
 
-def self_made_features(
+ROUNDS, STEADY = 6, 0.02
+"""The most rounds that questions and texts are divided into, and the change of the AUROC that ends them."""
+
+MadeT = TypeVar("MadeT", MadeQuestion, LabelledText)
+
+
+def made_answers(
     engine: "CocoaEngine",
     made: Sequence[MadeQuestion],
     config: CocoaConfig,
     *,
+    rounds: int = 1,
+    cache: AnswerCache | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> LabelledFeatures:
+    """The features of a model's answers to made questions, of as many ``rounds`` as :func:`until_steady` takes.
+
+    ``cache`` has what was asked before. ``advance`` is called with the number of questions answered since its last
+    call.
+
+    Raises:
+        CalibrationError: all answers are empty.
+    """
+    rows: list[tuple[Question, Mapping[str, Any]]] = []
+
+    def answers() -> Iterator[LabelledFeatures]:
+        for part in _divided(made, rounds):
+            prompts = question_prompts(engine, part)
+            rows.extend(answered(engine, part, prompts, config, answer_values, cache=cache, advance=advance))
+            yield labelled_answers(rows)
+
+    return until_steady(answers())
+
+
+def made_spans(
+    engine: CocoaEngine,
+    count: int,
+    config: CocoaConfig,
+    *,
+    rounds: int = 1,
     chat: bool = False,
     seed: int = 0,
-    cache: AnswerCache | None = None,
-    profiles: ProfileCache | None = None,
+    cache: ProfileCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
-    feeding: Callable[[Sequence[LabelledText]], Iterable[LabelledText]] = iter,
-) -> dict[Level, LabelledFeatures]:
-    """The features and labels of a model's answers to made questions, and of the spans of texts with planted errors.
+) -> LabelledFeatures:
+    """The features of the spans of ``count`` texts with planted errors, fed to a model; as :func:`made_answers`.
 
-    There are half as many texts as questions; ``seed`` is theirs. ``chat``: they are fed through the model's chat
-    template. ``cache`` and ``profiles`` have what was asked and fed before. ``advance`` is called with the number of
-    questions answered since the last call, and ``feeding`` yields the texts, to show progress.
+    ``chat``: they are fed through the model's chat template.
     """
-    features: dict[Level, LabelledFeatures] = {}
-    with suppress(CalibrationError):  # all answers are empty
-        features["answer"] = own_answers(engine, made, config, cache=cache, advance=advance)
-    texts = planted_errors(len(made) // 2, seed)
-    fed = force(engine, feeding(texts), config, chat=chat, cache=profiles)
-    return {**labelled_features(fed, config, engine.num_layers), **features}
+    sets: list[LabelledFeatures] = []
+
+    def spans() -> Iterator[LabelledFeatures]:
+        for part in _divided(planted_errors(count, seed), rounds):
+            fed = force(engine, part, config, chat=chat, cache=cache, advance=advance)
+            sets.append(labelled_features(fed, config, engine.num_layers)["span"])
+            yield replace(LabelledFeatures.pooled(sets), sets=None)
+
+    return until_steady(spans())
+
+
+def _divided(made: Sequence[MadeT], rounds: int) -> list[list[MadeT]]:
+    """Every ``rounds``-th group in each round, so that rounds are alike."""
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(record.group for record in made))}
+    parts = [[record for record in made if numbers[record.group] % rounds == number] for number in range(rounds)]
+    return [part for part in parts if part]
+
+
+def until_steady(rounds: Iterable[LabelledFeatures]) -> LabelledFeatures:
+    """The items of as many rounds as it takes, each with those before it: at the latest of the last one.
+
+    They are enough when there are prompts for a cross-validation in both classes, and the AUROC of its risks differs by
+    at most :data:`STEADY` from that of the round before.
+    """
+    before = math.nan
+    for items in rounds:
+        auroc = auroc_left_out(items)
+        if abs(auroc - before) <= STEADY:
+            break
+        before = auroc
+    return items

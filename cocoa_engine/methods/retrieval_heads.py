@@ -38,7 +38,7 @@ class ScoredHead(BaseModel):
 
     layer: int = Field(ge=0)
     head: int = Field(ge=0)
-    score: float = Field(ge=0, le=1, description="Mean share of a needle's tokens that the head copied.")
+    score: float = Field(ge=0, le=1, description="Mean share of a fact's tokens that the head copied.")
 
 
 class RetrievalHeads(ValidatedModel):
@@ -47,7 +47,7 @@ class RetrievalHeads(ValidatedModel):
     Attributes:
         model_name: the name of the model.
         num_layers, num_heads: the model's number of layers, and of heads per layer.
-        samples: the number of recalled needles over which scores are averaged.
+        samples: the number of recalled facts over which scores are averaged.
         heads: the heads, ordered by decreasing score.
         reference: the distribution of the source attention of the model's own spans, measured with the best heads on
             prompts with a source: its quantiles at equal steps from 0 to 1. `None` if it was not measured.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.execution.backends import Backend, Path, StepOutput, TokenTree
-from cocoa_engine.execution.forward.source_attention import observed_attention, probe_of
+from cocoa_engine.execution.forward.source_attention import SourceProbe, observed_attention, probe_of
 from cocoa_engine.interruptions import Cancellation
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
@@ -65,6 +65,7 @@ def fed(
     *,
     rows_per_step: int | None = None,
     passages: Sequence[range] = (),
+    probe: SourceProbe | None = None,
     cancellation: Cancellation | None = None,
 ) -> Iterator[Iterator[Step]]:
     """Feed texts after a prompt: ``with fed(...) as steps: for step in steps: ...``.
@@ -76,12 +77,14 @@ def fed(
         texts: the token ids of each text, at least one.
         rows_per_step: the maximum number of tokens in a step. Default: the backend's ``paths_per_step``.
         passages: the positions of passages of the prompt whose attention mass is measured.
+        probe: takes the attention of the texts instead, if the backend masks heads.
         cancellation: ends the work.
     """
     width = rows_per_step or backend.paths_per_step
     numbers = list(groups(texts, width))
     reserve = max(len(prefixes(texts[number] for number in group)) for group in numbers)
     with opened(backend, prompt, reserve, capture, passages) as tree:
+        tree.probe = probe
 
         def steps() -> Iterator[Step]:
             first = backend.prefill(tree) if prompt else None
@@ -119,18 +122,23 @@ def fed(
 
 
 def fed_alone(
-    model: LanguageModel, prompt: Sequence[int], text: Sequence[int], spec: CaptureSpec, passages: Sequence[range] = ()
+    model: LanguageModel,
+    prompt: Sequence[int],
+    text: Sequence[int],
+    spec: CaptureSpec,
+    passages: Sequence[range] = (),
+    probe: SourceProbe | None = None,
 ) -> Step:
     """Feed a prompt and a text in one forward pass, without a cache.
 
     Args:
         prompt, text: token ids, at least one each.
         spec: the hidden states of the text that are captured.
-        passages: as for :func:`fed`.
+        passages, probe: as for :func:`fed`. Any backend's model is observed.
     """
     token_ids = torch.tensor([[*prompt, *text]], device=model.device)
     inputs = {"use_cache": False} if "use_cache" in model.forward_parameters else {}
-    probe = probe_of(spec.source_heads, len(prompt), passages)
+    probe = probe or probe_of(spec.source_heads, len(prompt), passages)
     with (
         model.exclusive(),
         capture(model, spec, keep=slice(len(prompt), None)) as captured,

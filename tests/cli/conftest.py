@@ -58,12 +58,10 @@ def divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def few_needles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two depths of one needle, which count though the model recalls nothing, and few short answers."""
-    small = {"NEEDLES": lab_heads.NEEDLES[:1], "RECALLED": -1.0, "MIN_SPANS": 5, "MAX_NEW_TOKENS": 6, "PROMPTS": 6}
+    """Two rounds of texts, whose facts count though the model recalls nothing, and few short answers."""
+    small = {"ROUNDS": 2, "STEADY": 2.0, "RECALLED": -1.0, "MIN_SPANS": 5, "MAX_NEW_TOKENS": 6, "PROMPTS": 6}
     for name, value in small.items():
         monkeypatch.setattr(lab_heads, name, value)
-    lengths, _, on_progress = lab_heads.find_retrieval_heads.__defaults__ or ()
-    monkeypatch.setattr(lab_heads.find_retrieval_heads, "__defaults__", (lengths, (0.1, 0.9), on_progress))
     monkeypatch.setitem(lab_heads.with_reference.__kwdefaults__, "prompts", 6)
 
 

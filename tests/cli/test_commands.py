@@ -129,7 +129,7 @@ def test_heads_of_the_model_that_was_named(
     assert RetrievalHeads.model_validate_json(kept.read_text()) == found
     shown = "".join(result.stdout.split())  # lines are wrapped
     assert f"Writtento{kept}.Enginesofthismodeluseitfromnowon." in shown
-    assert result.stdout.startswith("1 heads of m␛[31m, 1 needles recalled; best: 0.0 (0.50)\n")
+    assert result.stdout.startswith("1 heads of m␛[31m, 1 facts recalled; best: 0.0 (0.50)\n")
     (tmp_path / "file").touch()
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "file"))
     assert_refused(cocoa("heads", "some/model", "--prompts", "0"), "Set COCOA_CACHE_DIR")

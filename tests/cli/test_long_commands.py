@@ -192,25 +192,25 @@ def test_other_conditions_have_other_files(tiny: CocoaEngine, tmp_path: Path) ->
 def test_heads_continue(commands: Commands, tmp_path: Path, given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "heads.json"
     command = [*COMMANDS["heads"], "--out", out, *given]
-    answer, needles = lab_heads._answered, list[str]()
+    copied, texts = lab_heads._copied, list[Any]()
 
-    def until_ctrl_c(engine: Any, prompt: list[int], needle: str) -> Any:
-        needles.append(needle)
-        if len(needles) == 4:
+    def until_ctrl_c(engine: Any, text: Any) -> Any:
+        texts.append(text)
+        if len(texts) == 4:
             raise KeyboardInterrupt
-        return answer(engine, prompt, needle)
+        return copied(engine, text)
 
-    monkeypatch.setattr(lab_heads, "_answered", until_ctrl_c)
+    monkeypatch.setattr(lab_heads, "_copied", until_ctrl_c)
     stopped = commands.run(*command)
     assert stopped.exit_code == 130
-    assert "needles: 3 of 4 were done; they are kept in" in stopped.stderr
+    assert "reading texts: 64 of 96 were done; they are kept in" in stopped.stderr
     commands.until = 4
     stopped = commands.run(*command)
     assert (stopped.exit_code, out.exists()) == (130, False)
     assert "answering: 4 of 6 were done; they are kept in" in stopped.stderr
     commands.until = 10**6
     finished = successful(commands.run(*command))
-    assert (len(needles), commands.prompts, commands.folders()) == (1 + 4, 6, [])
+    assert (len(texts), commands.prompts, commands.folders()) == (1 + 4, 6, [])
     found = out.read_text(encoding="utf-8")
     (kept,) = (tmp_path / "own" / "heads").glob("*.json")
     assert kept.read_text(encoding="utf-8") == found
@@ -219,7 +219,7 @@ def test_heads_continue(commands: Commands, tmp_path: Path, given: list[str], mo
     assert again.stdout == finished.stdout
     # prompts whose beginnings the engine remembers are read in other parts, and rounded otherwise
     assert json.loads(out.read_text(encoding="utf-8"))["reference"] == near(json.loads(found)["reference"])
-    assert (len(needles), commands.prompts) == ((1 + 4, 6) if given else (1 + 8, 12))
+    assert (len(texts), commands.prompts) == ((1 + 4, 6) if given else (1 + 8, 12))
 
 
 @pytest.mark.slow
@@ -554,7 +554,7 @@ def test_a_long_answer_and_a_long_prompt_print_lines(cocoa: Cocoa, monkeypatch: 
 @pytest.mark.parametrize("color", [True, False])
 def test_a_terminal_gets_one_bar_that_is_gone_at_the_end(terminal: Callable[..., tuple[str, str]], color: bool) -> None:
     shown, printed = terminal(*COMMANDS["heads"], **({} if color else {"NO_COLOR": "1"}))
-    assert re.search(r"━.* of 4 needles, ", shown)
+    assert re.search(r"━.* of 96 tokens, ", shown)
     assert re.search(r"━.* of 6 prompts, ", shown)
     assert "heads: " not in shown
     assert shown.rindex("\x1b[2K") > shown.rindex("━")  # erased

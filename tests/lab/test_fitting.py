@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,15 @@ from cocoa_engine.lab.fit import FitSettings, LabelledFeatures, fit, folds_of, l
 from cocoa_engine.lab.forced import force
 from cocoa_engine.lab.heads import KNOTS, PROMPTS, keep_reference, with_reference
 from cocoa_engine.lab.measured import labelled_features
-from cocoa_engine.lab.self_made import MadeQuestion, made_questions, passages, planted_errors, self_made_features
+from cocoa_engine.lab.self_made import (
+    MadeQuestion,
+    made_answers,
+    made_questions,
+    made_spans,
+    passages,
+    planted_errors,
+    until_steady,
+)
 from cocoa_engine.lab.thresholds import brier, ece_if_exact, expected_calibration_error, reliability
 from cocoa_engine.methods import retrieval_heads
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model, source_heads, spread_heads_of
@@ -380,17 +389,66 @@ def test_features_are_those_of_the_answers_and_of_the_texts() -> None:
     config = CocoaConfig(max_new_tokens=12, max_risk=0.1, max_candidates=2)
     questions = made_questions(count=4)
     done: list[int] = []
-    found = self_made_features(engine, questions, config, seed=5, advance=done.append)
+    answers = made_answers(engine, questions, config, rounds=2, advance=done.append)
     assert sum(done) == 4
-    answers = [engine.generate(f"{one.request}\nAnswer:", config=config.replace(max_risk=None)) for one in questions]
-    known = len(found["answer"].names)  # the tiny model has no known heads, hence no source attention
-    of_answers = np.array([answer_features(one)[:known] for one in answers])
-    assert np.allclose(found["answer"].features, of_answers, atol=1e-3)
-    wrong = [not one.is_right(answer.text) for one, answer in zip(questions, answers, strict=True)]
-    assert found["answer"].labels.tolist() == wrong
-    expected = labelled_features(force(engine, planted_errors(2, seed=5), config), config, 6)["span"]
-    assert np.allclose(found["span"].features, expected.features, atol=1e-3)
-    assert found["span"].labels.tolist() == expected.labels.tolist()
+    asked = [questions[number] for number in (0, 1, 2, 3)]  # those of the first passage, then that of the second
+    expected = [engine.generate(f"{made.request}\nAnswer:", config=config.replace(max_risk=None)) for made in asked]
+    names = len(answers.names)  # the tiny model has no known heads, hence no source attention
+    assert np.allclose(answers.features, [answer_features(answer)[:names] for answer in expected], atol=1e-3)
+    wrong = [not made.is_right(answer.text) for made, answer in zip(asked, expected, strict=True)]
+    assert answers.labels.tolist() == wrong
+    spans = made_spans(engine, 2, config, rounds=2, seed=5, advance=done.append)
+    assert sum(done) == 4 + 2
+    fed = labelled_features(force(engine, planted_errors(2, seed=5), config), config, 6)["span"]
+    assert np.allclose(spans.features, fed.features, atol=1e-3)
+    assert spans.labels.tolist() == fed.labels.tolist()
+    assert len({*spans.groups}) == len({*fed.groups}) == 2
+
+
+@given(st.integers(1, 40), st.integers(1, 8))
+def test_rounds_divide_the_questions_by_passage(count: int, rounds: int) -> None:
+    """Each question is in one round, beside those of its passage. Rounds differ by at most one passage."""
+    made = made_questions([DOCUMENT], count=count + 1)
+    parts = self_made._divided(made, rounds)
+    assert sorted(map(id, chain.from_iterable(parts))) == sorted(map(id, made))
+    groups = [[group for group, _ in groupby(part, key=lambda question: question.group)] for part in parts]
+    assert len({*chain.from_iterable(groups)}) == sum(map(len, groups))
+    assert max(map(len, groups)) - min(map(len, groups)) <= 1
+
+
+def ranked_items(prompts: int, shift: float, seed: int = 0) -> LabelledFeatures:
+    """One item for each prompt; half are hallucinated, whose feature is higher by ``shift`` standard deviations."""
+    labels = np.arange(prompts) % 2 == 0
+    values = np.random.default_rng(seed).normal(size=(prompts, 1)) + shift * labels[:, None]
+    return LabelledFeatures(["x"], values, labels, [str(number) for number in range(prompts)])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shift", "read"),
+    [
+        ((18, 19, 400), 5.0, 3),  # 10 prompts of each class are needed, and two such rounds
+        ((400, 402, 404), 0.5, 2),
+        ((40, 400, 4000), 5.0, 2),  # separated in each
+        ((18, 18, 18), 0.5, 3),
+        ((18,), 0.5, 1),
+    ],
+)
+def test_rounds_end_when_the_auroc_is_steady(sizes: tuple[int, ...], shift: float, read: int) -> None:
+    rounds = [ranked_items(size, shift) for size in sizes]
+    taken: list[LabelledFeatures] = []
+
+    def take() -> Iterator[LabelledFeatures]:
+        for items in rounds:
+            taken.append(items)
+            yield items
+
+    assert until_steady(take()) is taken[-1]
+    assert len(taken) == read
+
+
+def test_rounds_go_on_while_the_auroc_changes() -> None:
+    rounds = [ranked_items(400, shift) for shift in (0.0, 0.5, 1.0, 2.0)]
+    assert until_steady(iter(rounds)) is rounds[-1]
 
 
 @pytest.mark.slow
@@ -424,13 +482,11 @@ def test_the_reference_is_that_of_the_models_own_spans(tmp_path: Path, monkeypat
     file = tmp_path / "heads.json"
     file.write_text(heads.model_dump_json())
     values = []
-    for number, passage in enumerate(islice(passages(0), 4)):
-        task = "Answer the question from the passage, in one sentence."
-        prompt = f"{passage.text}\n\nSummarise the text in two sentences."
-        if number % 2:
-            prompt = f"Passage: {passage.text}\n\n{task}\nQuestion: {passage.stated[0].question}"
-        answer = engine.generate(f"{prompt}\nAnswer:", max_new_tokens=48, decore_heads=str(file))
-        values += [span.source_attention for span in answer.spans if any(map(str.isalnum, span.text))]
+    for passage in islice(passages(0), 2):
+        question = f"Answer the question from the text, in one sentence.\nQuestion: {passage.stated[0].question}"
+        prompts = [f"{passage.text}\n\n{task}\nAnswer:" for task in ("Summarise the text in two sentences.", question)]
+        for answer in engine.generate_batch(prompts, max_new_tokens=48, decore_heads=str(file)):
+            values += [span.source_attention for span in answer.spans if any(map(str.isalnum, span.text))]
     assert found.reference_spans == len(values)
     assert found.reference == pytest.approx(np.quantile(values, np.linspace(0, 1, KNOTS)), abs=1e-3)  # type: ignore[arg-type]
     ranks = [found.rank(value) for value in values]

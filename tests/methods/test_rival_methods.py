@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.errors import ConfigError, PromptError, UnsupportedModelError
 from cocoa_engine.lab import heads as lab_heads
-from cocoa_engine.lab.heads import NEEDLES, Needle, find_retrieval_heads
+from cocoa_engine.lab.heads import find_retrieval_heads, steadiness
 from cocoa_engine.methods.dola import early_layers
 from tests.helpers.alike import assert_alike, near
 from tests.helpers.attention import attention_weights
@@ -165,37 +168,46 @@ def test_bad_settings(engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.M
         tiny.score([5] * 256, [6], method="diver")
 
 
-def copied(model: Any, prompt: list[int], needle: range, answer: list[int]) -> torch.Tensor:
-    """``[L, heads]``, what each head copied of a needle by the attention weights of plain transformers.
+def copied(engine: CocoaEngine, prompt: list[int], answer: list[int], sentence: str) -> tuple[float, torch.Tensor]:
+    """The share of a sentence's tokens that the model predicts, and what each head copies of them, ``[L, heads]``.
 
-    1 / |needle| for each token of the greedy answer that stands where the head attends to most, in the needle.
+    1 / n for each of n tokens that is predicted where the head attends to most to the same token of the sentence in the
+    prompt, by the attention weights of plain transformers.
     """
-    attentions = attention_weights(model, [*prompt, *answer])
-    scores = torch.zeros(len(attentions), attentions[0].shape[1], dtype=torch.float64)
-    for number, token in enumerate(answer):
-        for layer, weights in enumerate(attentions):
-            for head, place in enumerate(weights[0, :, len(prompt) + number - 1].argmax(-1).tolist()):
-                scores[layer, head] += (place in needle and prompt[place] == token) / len(needle)
-    return scores.clamp(max=1)
+
+    def tokens_of(token_ids: list[int]) -> range:
+        end = next(n for n in range(len(token_ids) + 1) if sentence in engine.decode(token_ids[:n]))
+        start = next(n for n in range(end, -1, -1) if sentence in engine.decode(token_ids[n:end]))
+        return range(start, end)
+
+    source, target = tokens_of(prompt), tokens_of(answer)
+    token_ids = torch.tensor([[*prompt, *answer]])
+    with torch.no_grad():
+        best = engine.model(token_ids).logits[0].argmax(-1).tolist()
+    attentions = attention_weights(engine.model, token_ids[0].tolist())
+    scores, predicted = torch.zeros(len(attentions), attentions[0].shape[1], dtype=torch.float64), 0
+    for number in target:
+        before = len(prompt) + number - 1
+        if best[before] == answer[number]:
+            predicted += 1
+            for layer, weights in enumerate(attentions):
+                for head, place in enumerate(weights[0, :, before].argmax(-1).tolist()):
+                    scores[layer, head] += (place in source and prompt[place] == answer[number]) / len(target)
+    return predicted / len(target), scores
 
 
-def test_heads_score_what_they_copy(float32_engine: CocoaEngine) -> None:
-    """One of the three needles is not found again here, and does not count."""
-    counted = []
-    for needle in NEEDLES:
-        prompt = lab_heads._prompt(float32_engine, needle, 48, 0.4)
-        place = lab_heads._positions(float32_engine, prompt, needle.text)
-        assert needle.text in float32_engine.decode(prompt[place.start : place.stop])
-        assert needle.text not in float32_engine.decode(prompt[place.start + 1 : place.stop])
-        assert needle.text not in float32_engine.decode(prompt[place.start : place.stop - 1])
-        answer = float32_engine.generate(prompt, method="greedy", max_new_tokens=2 * len(place) + 8)
-        said, words = (re.findall(r"\w+", text.lower()) for text in (answer.text, needle.text))
-        if sum(min(words.count(word), said.count(word)) for word in {*words}) / len(words) > 0.5:
-            tokens = answer.token_ids[: -1 if answer.finish_reason == "eos" else None]
-            counted.append(copied(float32_engine.model, prompt, place, tokens))
-    found = find_retrieval_heads(float32_engine, lengths=(48,), depths=(0.4,))
-    assert found.samples == len(counted) == 2
-    mean = (counted[0] + counted[1]) / 2
+def test_heads_score_what_they_copy(float32_engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Facts that the model does not recall do not count."""
+    monkeypatch.setattr(lab_heads, "ROUNDS", 1)
+    prompt, answer, sentences = lab_heads._asked(float32_engine, lab_heads.passages(), 64)
+    assert len({*sentences}) == lab_heads.NEEDLES
+    expected = [copied(float32_engine, prompt, answer, sentence) for sentence in sentences]
+    least = sorted(share for share, _ in expected)[1] + 1e-6
+    monkeypatch.setattr(lab_heads, "RECALLED", least)
+    counted = [scores for share, scores in expected if share > least]
+    found = find_retrieval_heads(float32_engine, lengths=(64,))
+    assert found.samples == len(counted) >= 2
+    mean = sum(counted) / len(counted)
     assert float(mean.max()) > 0.3
     for head in found.heads:
         assert head.score == near(float(mean[head.layer, head.head])), head
@@ -205,15 +217,14 @@ def test_heads_are_the_same_however_the_model_is_run(
     float32_engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with the model's own attention, which is observed where it is called."""
-    monkeypatch.setattr(lab_heads, "NEEDLES", (Needle("Code 471.", "Code?"),))
-    monkeypatch.setattr(lab_heads, "RECALLED", -1.0)
+    monkeypatch.setattr(lab_heads, "ROUNDS", 1)
     scores = []
     for kind in (None, "masked_modules", "copied_cache", "recompute"):
         engine = CocoaEngine(float32_engine.model, float32_engine.tokenizer)
         if kind is not None:
             use_backend(engine, made(float32_engine.model, kind, "stock"))
         assert engine.session.backend.masks_heads == (kind is None)
-        heads = find_retrieval_heads(engine, lengths=(8,), depths=(0.4,)).heads
+        heads = find_retrieval_heads(engine, lengths=(8,)).heads
         scores.append({(head.layer, head.head): head.score for head in heads})
         assert scores[-1] == near(scores[0])
     assert max(scores[0].values()) > 0.1
@@ -221,7 +232,7 @@ def test_heads_are_the_same_however_the_model_is_run(
 
 @pytest.mark.slow
 def test_heads_are_found_while_others_use_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab_heads, "NEEDLES", (Needle("Code 471.", "Code?"),))
+    monkeypatch.setattr(lab_heads, "ROUNDS", 1)
     monkeypatch.setattr(lab_heads, "RECALLED", -1.0)
     model = tiny_model("llama", max_position_embeddings=4096)
     usual = model.config._attn_implementation
@@ -234,32 +245,72 @@ def test_heads_are_found_while_others_use_the_model(monkeypatch: pytest.MonkeyPa
             engine.generate([5, 6, 7], max_new_tokens=4)
 
     threads = [start(decode) for _ in range(2)]
-    found = [find_retrieval_heads(engine, lengths=(16,), depths=(0.5,)) for _ in range(2)]
+    found = [find_retrieval_heads(engine, lengths=(16,)) for _ in range(2)]
     ended.set()
     join(threads)
     assert found[0] == found[1]
     assert model.config._attn_implementation == usual
 
 
-def test_scores_of_heads_are_means_over_the_needles_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than half of a needle's words must be there, each as often; the rest of the runs does not count."""
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    monkeypatch.setattr(lab_heads, "NEEDLES", (Needle("one two three four.", "Which numbers?"),))
-    said = ["one two", "It is: Three, two (one)!", "one one one two", "four three two one", "five"]
-    scores = torch.rand(5, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    runs = iter([{"scores": of_run.tolist(), "answer": text} for of_run, text in zip(scores, said, strict=True)])
-    monkeypatch.setattr(lab_heads, "_answered", lambda *_: next(runs))
-    found = find_retrieval_heads(engine, lengths=(32,), depths=(0.1, 0.3, 0.5, 0.7, 0.9))
-    assert found.samples == 2
-    mean = (scores[1] + scores[3]) / 2
-    assert len(found.heads) == 24
+def test_scores_of_heads_are_means_over_the_facts_recalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than half of a fact's tokens must be predicted. The search ends once the best heads are steady."""
+    engine = CocoaEngine(tiny_model("llama", max_position_embeddings=4096), tiny_tokenizer())
+    random = torch.Generator().manual_seed(0)
+    scores = torch.rand(lab_heads.ROUNDS, 2, 6, 4, dtype=torch.float64, generator=random)
+    shares, steady = [0.51, 0.5], [0.9, 0.0, lab_heads.STEADY]
+    rounds = ({"facts": [*zip(shares, of_round.tolist(), strict=True)]} for of_round in scores)
+    monkeypatch.setattr(lab_heads, "_copied", lambda *_: next(rounds))
+    monkeypatch.setattr(lab_heads, "steadiness", lambda _: steady.pop(0))
+    done: list[tuple[int, int]] = []
+    found = find_retrieval_heads(engine, (32,), lambda *at: done.append(at))
+    assert done == [(32 * number, 32 * lab_heads.ROUNDS) for number in (1, 2, 3)]
+    assert found.samples == 3
+    mean = scores[:3, 0].mean(dim=0)
     assert {(head.layer, head.head): head.score for head in found.heads} == {
         (layer, head): pytest.approx(float(mean[layer, head])) for layer in range(6) for head in range(4)
     }
     assert [head.score for head in found.heads] == sorted((head.score for head in found.heads), reverse=True)
-    runs = iter([{"scores": scores[0].tolist(), "answer": text} for text in ("one two", "")])
-    with pytest.raises(UnsupportedModelError, match="recalled none of 2 needles"):
-        find_retrieval_heads(engine, lengths=(32,), depths=(0.1, 0.9))
+    shares[0] = 0.5
+    rounds = ({"facts": [*zip(shares, of_round.tolist(), strict=True)]} for of_round in scores)
+    with pytest.raises(UnsupportedModelError, match=f"recalled none of {lab_heads.ROUNDS * 5} facts"):
+        find_retrieval_heads(engine, lengths=(32,))
+
+
+def test_texts_that_do_not_fit_are_refused_before_one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_heads, "_copied", None)
+    engine = CocoaEngine(tiny_model("llama", max_position_embeddings=4096), tiny_tokenizer())
+    with pytest.raises(PromptError, match=r"context window of 4096\. Give shorter --lengths"):
+        find_retrieval_heads(engine, lengths=(8, 4096))
+
+
+HALVES = arrays(np.float64, st.tuples(st.integers(1, 6), st.integers(1, 30)), elements=st.floats(0, 1, width=16))
+
+
+@given(HALVES, st.integers(1, 25), st.randoms())
+def test_steadiness(half: Any, count: int, random: Any) -> None:
+    """It is 1 for halves with the same means, and does not depend on the order of heads or the unit of scores."""
+    alike = np.repeat(half, 2, axis=0)
+    best = np.sort(half.mean(axis=0))[::-1][:count].sum()
+    assert steadiness(alike, count) == (pytest.approx(1) if best else 0)
+    order = [*range(half.shape[1])]
+    random.shuffle(order)
+    distinct = half.copy()  # no ties, so that the choice of the best does not depend on the order
+    distinct += np.random.default_rng(0).random(half.shape) / 100
+    value = steadiness(distinct, count)
+    assert 0 <= value <= 1
+    assert steadiness(distinct[:, order], count) == pytest.approx(value)
+    assert steadiness(distinct * 8, count) == pytest.approx(value)
+
+
+@given(st.integers(0, 1000))
+def test_more_samples_make_the_best_heads_steady(seed: int) -> None:
+    """Of 300 heads, 20 copy half of each sentence and the others a tenth; noise hides that in few samples."""
+    random = np.random.default_rng(seed)
+    rates = np.where(np.arange(300) < 20, 0.5, 0.1)
+    scores = (random.random((400, 300)) < rates).astype(float)
+    assert steadiness(scores[:4]) < lab_heads.STEADY < steadiness(scores)
+    noise = (random.random((30, 300)) < 0.1).astype(float)
+    assert steadiness(noise) < lab_heads.STEADY
 
 
 @pytest.mark.parametrize("method", ["dola", "decore"])

@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from cocoa_engine.execution.forward.base import COST_OF_A_ROW, StepOutput
-from cocoa_engine.execution.forward.source_attention import is_observable
+from cocoa_engine.execution.forward.source_attention import SourceProbe, is_observable
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
@@ -54,6 +54,7 @@ class TokenTree(ABC):
         forward_passes: number of forward passes.
         fed_tokens: number of tokens fed after the prompt.
         passages: positions of passages of the prompt whose attention mass is measured. Set it before the first step.
+        probe: takes the attention of every step instead of the source attention, if the backend masks heads.
     """
 
     keeps_rest: bool = False
@@ -63,6 +64,7 @@ class TokenTree(ABC):
         self.keep_committed = False
         self.capture = capture
         self.passages: Sequence[range] = ()
+        self.probe: SourceProbe | None = None
         self.token_ids = list(prompt)
         self.committed = self.prompt_tokens = len(prompt)
         self.cached_tokens = self.prompt_read = self.forward_passes = self.fed_tokens = 0

@@ -19,7 +19,7 @@ from torch import Tensor
 from cocoa_engine.errors import safe_logger
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, TokenTree
 from cocoa_engine.execution.forward.base import Forward, KeyValues, Segment, StepOutput
-from cocoa_engine.execution.forward.source_attention import SourceProbe, probe_of
+from cocoa_engine.execution.forward.source_attention import probe_of
 from cocoa_engine.interruptions import free_in_child
 from cocoa_engine.model import light_model
 from cocoa_engine.model.hidden_states import CaptureSpec
@@ -132,7 +132,6 @@ class SharedTree(TokenTree):
         tail_positions: positions of the slots beyond the committed ones.
         used: number of used slots.
         twin: the same sequence with masked heads, if requested.
-        probe: measures the attention of a step instead of the source attention.
     """
 
     keeps_rest = True
@@ -147,7 +146,6 @@ class SharedTree(TokenTree):
         self.used = 0
         self.masked = {layer: [head for other, head in capture.masked if other == layer] for layer, _ in capture.masked}
         self.twin: SharedTree | None = None
-        self.probe: SourceProbe | None = None
 
     def segment(self, asked: FeedRequest) -> Segment:
         """The segment that feeds the last tokens of some paths, or some read-backs."""

@@ -148,7 +148,8 @@ def q5_0_of(blocks: Tensor) -> Tensor:
     made = torch.empty(*rows.shape[:-1], 22, dtype=torch.uint8)
     bits = torch.arange(8, dtype=torch.uint8)
     for start in range(0, len(rows), ROWS_AT_ONCE):
-        exponents, codes = rows[start : start + ROWS_AT_ONCE].split((1, 16), dim=-1)
+        part = rows[start : start + ROWS_AT_ONCE]
+        exponents, codes = part[..., :1], part[..., 1:]
         scales = (exponents.float() - 128).exp2().half()
         numbers = _OF_MXFP4[torch.cat((codes & 15, codes >> 4), dim=-1).int()]
         high = ((numbers >> 4).view(*numbers.shape[:-1], 4, 8) << bits).sum(-1, dtype=torch.uint8)

@@ -122,6 +122,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "gpt_neo": {"attention_types": [[["global", "local"], NUM_LAYERS // 2]], "window_size": 20},
     "inkling_text": {"logits_mup_width_multiplier": 1.0},  # for large models: here all logits would be alike
+    "inkling_mm_model": {"text_config.logits_mup_width_multiplier": 1.0},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (NUM_LAYERS // 2)},
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2},
     "nemotron_h": {

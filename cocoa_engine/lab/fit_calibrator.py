@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.engine import CocoaEngine
-from cocoa_engine.errors import CalibrationError
+from cocoa_engine.errors import CalibrationError, need
 from cocoa_engine.lab.fit import DEFAULTS, Direction, FitSettings, LabelledFeatures, fit
 from cocoa_engine.lab.forced import force
 from cocoa_engine.lab.measured import labelled_features, own_answers, probe_layer
@@ -15,7 +15,6 @@ from cocoa_engine.lab.records import LabelledText, Question
 from cocoa_engine.lab.self_made import QUESTIONS, ROUNDS, made_answers, made_questions, made_spans
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.language_model import dtype_name
-from cocoa_engine.optional import need
 from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, Settings
 from cocoa_engine.risk.features import SOURCE_FEATURES, Level
 from cocoa_engine.risk.fitted import FittedRisk, Probe, Validation

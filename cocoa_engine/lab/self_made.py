@@ -278,7 +278,7 @@ def made_answers(
 
 
 def made_spans(
-    engine: CocoaEngine,
+    engine: "CocoaEngine",
     count: int,
     config: CocoaConfig,
     *,

@@ -125,6 +125,37 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 }
 
 
+def joined(matrices: Sequence[Tensor]) -> Tensor:
+    """The rows of some matrices, one after the other; in blocks if all have blocks of one kind."""
+    if len(matrices) == 1:
+        return matrices[0]
+    if len({getattr(matrix, "kind", None) for matrix in matrices}) == 1 and isinstance(matrices[0], BlockTensor):
+        return BlockTensor(torch.cat([matrix.blocks for matrix in matrices]), matrices[0].kind)  # type: ignore[attr-defined]
+    return torch.cat([matrix.dequantized() if isinstance(matrix, BlockTensor) else matrix for matrix in matrices])
+
+
+_OF_MXFP4 = torch.tensor([16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4], dtype=torch.uint8)
+
+
+def q5_0_of(blocks: Tensor) -> Tensor:
+    """The numbers of MXFP4 blocks, uint8 ``[..., bytes of a row]``, as blocks of Q5_0, which the kernels read.
+
+    Both hold 32 numbers in one order. A scale is a power of 2; below float16's least, 2^-24, the numbers are 0.
+    """
+    rows = blocks.reshape(-1, blocks.shape[-1] // 17, 17)
+    made = torch.empty(*rows.shape[:-1], 22, dtype=torch.uint8)
+    bits = torch.arange(8, dtype=torch.uint8)
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        part = rows[start : start + ROWS_AT_ONCE]
+        exponents, codes = part[..., :1], part[..., 1:]
+        scales = (exponents.float() - 128).exp2().half()
+        numbers = _OF_MXFP4[torch.cat((codes & 15, codes >> 4), dim=-1).int()]
+        high = ((numbers >> 4).view(*numbers.shape[:-1], 4, 8) << bits).sum(-1, dtype=torch.uint8)
+        low = (numbers[..., :16] & 15) | (numbers[..., 16:] << 4)
+        torch.cat((scales.view(torch.uint8), high, low), dim=-1, out=made[start : start + ROWS_AT_ONCE])
+    return made.flatten(-2).view(*blocks.shape[:-1], -1)
+
+
 def block_size(kind: str) -> tuple[int, int]:
     """How many numbers a block holds, and its size in bytes."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType

@@ -11,6 +11,7 @@ from cocoa_engine.model.blocks import BlockTensor
 
 _FUSED = ("Qwen3MoeExperts",)
 """transformers' modules that hold the weights of all experts as ``gate_up_proj`` and ``down_proj``."""
+_IN_GGUF = {"GraniteMoeSharedExperts", "GraniteMoeHybridExperts"}  # those of this layout in further GGUF files
 
 
 class ExpertLinears(nn.Module):
@@ -19,9 +20,10 @@ class ExpertLinears(nn.Module):
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias: nn.Parameter | None = None  # ``[experts, out]``
 
     def forward(self, x: Tensor, number: int) -> Tensor:
-        return F.linear(x, self.weight[number])
+        return F.linear(x, self.weight[number], None if self.bias is None else self.bias[number])
 
 
 class SeparateExperts(nn.Module):
@@ -43,15 +45,43 @@ class SeparateExperts(nn.Module):
         return self.down_proj(self.act_fn(self.gate_proj(x, number)) * self.up_proj(x, number), number)
 
 
+class SeparateBiasedExperts(nn.Module):
+    """The experts of gpt-oss without weights, as :class:`SeparateExperts`. transformers' gate and input alternate."""
+
+    def __init__(self, experts: Any) -> None:
+        super().__init__()
+        count, inner, width = experts.num_experts, experts.intermediate_size, experts.hidden_size
+        empty = experts.down_proj.new_empty
+        for name, shape in {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}.items():
+            linears = ExpertLinears(empty(count, *shape))
+            linears.bias = nn.Parameter(empty(count, shape[0]), requires_grad=False)
+            setattr(self, f"{name}_proj", linears)
+        self.alpha, self.limit = experts.alpha, experts.limit
+
+    def forward(self, hidden_states: Tensor, router_indices: Tensor, routing_weights: Tensor) -> Tensor:
+        return mixed(hidden_states, router_indices, routing_weights, self._run)
+
+    def _run(self, number: int, x: Tensor) -> Any:
+        parts: Any = self
+        gate = parts.gate_proj(x, number).clamp(max=self.limit)
+        up = parts.up_proj(x, number).clamp(-self.limit, self.limit)
+        return parts.down_proj((up + 1) * gate * torch.sigmoid(gate * self.alpha), number)
+
+
 OWN = (SeparateExperts, ExpertLinears)
 """The modules of this package that a model may have."""
 
 
-def separate(model: nn.Module) -> None:
-    """Replace the experts of a model by :class:`SeparateExperts`, whose weights are to be set."""
+def separate(model: nn.Module, *, in_gguf: bool = False) -> None:
+    """Replace the experts of a model by modules for their matrices one by one, whose weights are to be set.
+
+    ``in_gguf``: also those that only GGUF files have one by one.
+    """
     for path, module in list(model.named_modules()):
-        if are_experts(module):
+        if are_experts(module) or (in_gguf and type(module).__name__ in _IN_GGUF):
             model.set_submodule(path, SeparateExperts(module))
+        elif in_gguf and type(module).__name__ == "GptOssExperts":
+            model.set_submodule(path, SeparateBiasedExperts(module))
 
 
 def fused(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -59,8 +89,14 @@ def fused(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     named = dict(weights)
     for gate in [name for name in weights if name.endswith(".experts.gate_proj.weight")]:
         path = gate.removesuffix("gate_proj.weight")
-        named[f"{path}gate_up_proj"] = torch.cat((named.pop(gate), named.pop(f"{path}up_proj.weight")), dim=1)
-        named[f"{path}down_proj"] = named.pop(f"{path}down_proj.weight")
+        inside, out = (named.pop(gate), named.pop(f"{path}up_proj.weight")), named.pop(f"{path}down_proj.weight")
+        if f"{path}gate_proj.bias" not in named:
+            named[f"{path}gate_up_proj"], named[f"{path}down_proj"] = torch.cat(inside, dim=1), out
+            continue
+        biases = [named.pop(f"{path}{part}_proj.bias") for part in ("gate", "up", "down")]
+        named[f"{path}gate_up_proj"] = torch.stack(inside, dim=2).flatten(1, 2).transpose(1, 2).contiguous()
+        named[f"{path}gate_up_proj_bias"] = torch.stack(biases[:2], dim=2).flatten(1)
+        named[f"{path}down_proj"], named[f"{path}down_proj_bias"] = out.transpose(1, 2).contiguous(), biases[2]
     return named
 
 

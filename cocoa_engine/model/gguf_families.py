@@ -1,8 +1,10 @@
 """What the GGUF files of each family, one that was compared with transformers' model, call settings and tensors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 from cocoa_engine.model.gguf_metadata import Metadata
 from cocoa_engine.model.gguf_reader import GgufFile
@@ -50,12 +52,14 @@ class Family:
     """How the files of one architecture are read."""
 
     model_type: str  # transformers' name of the architecture
-    layer: Mapping[str, str]  # the tensors of a layer -> transformers' modules
+    layer: Mapping[str, str]  # the tensors of a layer -> transformers' modules, which may have the rows of several
     fields: Callable[[Metadata], dict[str, Any]] = lambda metadata: {}  # of the config, beside those of all families
     keys: Mapping[str, str] = field(default_factory=dict)  # fields that are taken over if the file has their setting
     norm_offset: float = 0.0  # what the file adds to the weights of the norms
     pairs: bool = False  # rows of query and key projections are in llama.cpp's rotary layout (adjacent pairs)
     biases: bool = False  # layers may have biases
+    parameters: Mapping[str, tuple[str, Callable[[Tensor], Tensor]]] = field(default_factory=dict)
+    """Tensors of a layer that transformers has in another form: its parameter, and the form."""
 
 
 def family_of(file: GgufFile) -> Family | None:
@@ -72,11 +76,25 @@ def path_of(family: Family, tensor: str) -> str | None:
     """transformers' name of a tensor."""
     if tensor in MODEL_TENSORS:
         return MODEL_TENSORS[tensor]
-    kinds = ("weight", "bias") if family.biases else ("weight",)
-    parts = tensor.split(".")
-    if len(parts) != 4 or parts[0] != "blk" or parts[2] not in family.layer or parts[3] not in kinds:
+    block, _, rest = tensor.partition(".")
+    layer, _, name = rest.partition(".")
+    if block != "blk":
         return None
-    return f"model.layers.{parts[1]}.{family.layer[parts[2]]}.{parts[3]}"
+    if name in family.parameters:
+        return f"model.layers.{layer}.{family.parameters[name][0]}"
+    part, _, kind = name.rpartition(".")
+    if part not in family.layer or kind not in (("weight", "bias") if family.biases else ("weight",)):
+        return None
+    return f"model.layers.{layer}.{family.layer[part]}.{kind}"
+
+
+def tensors_by_path(family: Family, names: Iterable[str]) -> dict[str | None, list[str]]:
+    """The tensors of each parameter by transformers' names, in the order of its rows."""
+    order = {part: number for number, part in enumerate(family.layer)}
+    paths: dict[str | None, list[str]] = {}
+    for name in sorted(names, key=lambda name: order.get(name.split(".")[-2], 0)):
+        paths.setdefault(path_of(family, name), []).append(name)
+    return paths
 
 
 def config_options(family: Family, file: GgufFile) -> dict[str, Any]:
@@ -88,7 +106,7 @@ def config_options(family: Family, file: GgufFile) -> dict[str, Any]:
         "intermediate_size": metadata["feed_forward_length"],
         "num_hidden_layers": metadata["block_count"],
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.get("attention.head_count_kv", heads),
+        "num_key_value_heads": max(metadata.of_layers("attention.head_count_kv", heads)),
         "max_position_embeddings": metadata["context_length"],
         "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
         "rope_parameters": _rope(metadata),
@@ -177,6 +195,59 @@ def _granite(metadata: Metadata) -> dict[str, Any]:
     return {"attention_multiplier": scale}
 
 
+def _granite_moe(metadata: Metadata) -> dict[str, Any]:
+    return {
+        **_granite(metadata),
+        "num_local_experts": metadata["expert_count"],
+        "num_experts_per_tok": metadata["expert_used_count"],
+        "shared_intermediate_size": metadata.get("expert_shared_feed_forward_length", 0),
+    }
+
+
+def _granite_hybrid(metadata: Metadata) -> dict[str, Any]:
+    """A layer without keys is a Mamba layer. Without experts, the shared ones are the dense layers."""
+    inner, count = metadata["ssm.inner_size"], metadata["ssm.time_step_rank"]
+    layers, dense = metadata.of_layers("attention.head_count_kv"), metadata["feed_forward_length"]
+    return {
+        **_granite(metadata),
+        "layer_types": ["full_attention" if heads else "linear_attention" for heads in layers],
+        "num_local_experts": metadata.get("expert_count", 0),
+        "num_experts_per_tok": metadata.get("expert_used_count", 0),
+        "shared_intermediate_size": metadata.get("expert_shared_feed_forward_length", dense),
+        "position_embedding_type": "rope" if metadata.get("rope.scaling.finetuned", True) else None,
+        "mamba_n_heads": count,
+        "mamba_d_head": inner // count,
+        "mamba_expand": inner // metadata["embedding_length"],
+        "mamba_d_state": metadata["ssm.state_size"],
+        "mamba_d_conv": metadata["ssm.conv_kernel"],
+        "mamba_n_groups": metadata["ssm.group_count"],
+    }
+
+
+def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
+    """The ends of its scaling are not rounded to whole dimensions."""
+    yarn = {
+        "rope_type": "yarn",
+        "factor": metadata.scaling[1],
+        "beta_fast": metadata.get("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": metadata.get("rope.scaling.yarn_beta_slow", 1.0),
+        "truncate": False,
+        "original_max_position_embeddings": metadata["rope.scaling.original_context_length"],
+    }
+    return {
+        **_head_dim(metadata),
+        "rope_parameters": {**_rope(metadata), **yarn},
+        "intermediate_size": metadata["expert_feed_forward_length"],
+        "num_local_experts": metadata["expert_count"],
+        "num_experts_per_tok": metadata["expert_used_count"],
+    }
+
+
+def _llama(metadata: Metadata) -> dict[str, Any]:
+    biased = {"attention_bias": _Q_BIAS, "mlp_bias": "blk.0.ffn_up.bias"}
+    return {**_head_dim(metadata), **{name: tensor in metadata.file.tensors for name, tensor in biased.items()}}
+
+
 def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
     used = metadata["expert_used_count"]
     routers = [f"blk.{layer}.{_ROUTER}.weight" for layer in range(metadata["block_count"])]
@@ -201,10 +272,31 @@ _GLM = {
 }
 _SEED = {"post_attention_norm" if key == "ffn_norm" else key: path for key, path in LAYER_TENSORS.items()}
 _WITHOUT_NORMS = {key: path for key, path in LAYER_TENSORS.items() if not key.endswith("_norm")}
+_NO_MLP = {key: path for key, path in LAYER_TENSORS.items() if path.partition(".")[0] != "mlp"}
+_GRANITE_MOE = {
+    **_NO_MLP,
+    _ROUTER: "block_sparse_moe.router",
+    **{key: path.replace("mlp", "block_sparse_moe") for key, path in EXPERTS.items()},
+    **dict.fromkeys(("ffn_gate_shexp", "ffn_up_shexp", "ffn_gate", "ffn_up"), "shared_mlp.input_linear"),
+    **dict.fromkeys(("ffn_down_shexp", "ffn_down"), "shared_mlp.output_linear"),
+}
+_GRANITE_KEYS = {
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+_MAMBA = {
+    "ssm_a": ("mamba.A_log", lambda a: (-a).log().flatten()),
+    "ssm_d": ("mamba.D", Tensor.flatten),
+    "ssm_dt.bias": ("mamba.dt_bias", Tensor.flatten),
+    "ssm_norm.weight": ("mamba.norm.weight", Tensor.flatten),
+    "ssm_conv1d.weight": ("mamba.conv1d.weight", lambda kernels: kernels[:, None]),
+    "ssm_conv1d.bias": ("mamba.conv1d.bias", Tensor.flatten),
+}
 _MISTRAL = Family("mistral", LAYER_TENSORS, _head_dim, {"sliding_window": "attention.sliding_window"}, pairs=True)
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family("llama", LAYER_TENSORS, _head_dim, pairs=True),  # Mistral's files too
+    "llama": Family("llama", LAYER_TENSORS, _llama, pairs=True, biases=True),  # Mistral's files too
     "qwen2": Family("qwen2", LAYER_TENSORS, biases=True),
     "qwen3": Family("qwen3", {**LAYER_TENSORS, **_HEAD_NORMS}, _head_dim),
     "qwen3moe": Family("qwen3_moe", {**LAYER_TENSORS, **_HEAD_NORMS, **EXPERTS, _ROUTER: "mlp.gate"}, _qwen3_moe),
@@ -227,16 +319,23 @@ FAMILIES: dict[str, Family] = {
         {"final_logit_softcapping": "final_logit_softcapping", "sliding_window": "attention.sliding_window"},
         norm_offset=1.0,
     ),
-    "granite": Family(
-        "granite",
-        LAYER_TENSORS,
-        _granite,
-        {
-            "embedding_multiplier": "embedding_scale",
-            "residual_multiplier": "residual_scale",
-            "logits_scaling": "logit_scale",
-        },
+    "granite": Family("granite", LAYER_TENSORS, _granite, _GRANITE_KEYS, pairs=True),
+    "granitemoe": Family("granitemoeshared", _GRANITE_MOE, _granite_moe, _GRANITE_KEYS, pairs=True),
+    "granitehybrid": Family(
+        "granitemoehybrid",
+        {**_GRANITE_MOE, "ssm_in": "mamba.in_proj", "ssm_out": "mamba.out_proj"},
+        _granite_hybrid,
+        _GRANITE_KEYS,
         pairs=True,
+        parameters=_MAMBA,
+    ),
+    "gpt-oss": Family(
+        "gpt_oss",
+        {**_NO_MLP, **EXPERTS, _ROUTER: "mlp.router", "post_attention_norm": "post_attention_layernorm"},
+        _gpt_oss,
+        {"sliding_window": "attention.sliding_window"},
+        biases=True,
+        parameters={"attn_sinks.weight": ("self_attn.sinks", Tensor.flatten)},
     ),
     "smollm3": Family("smollm3", LAYER_TENSORS, _head_dim, pairs=True),  # every fourth layer has no positions
     "mistral3": Family("ministral3", LAYER_TENSORS, _mistral3, pairs=True),
@@ -250,3 +349,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "olmo2": Family("olmo2", {**_WITHOUT_NORMS, **_HEAD_NORMS, **_NORMS_AFTER}),
 }
+
+UNPACKED = (
+    *("bloom", "falcon", "gpt2", "lfm2", "mamba", "minimax-m2", "nemotron"),
+    *("qwen2moe", "qwen35", "qwen35moe", "stablelm", "starcoder2"),
+)
+"""The architectures whose files transformers unpacks; these were compared, too."""

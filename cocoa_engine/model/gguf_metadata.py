@@ -34,6 +34,13 @@ class Metadata(Mapping[str, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def of_layers(self, name: str, default: Any = None) -> list[Any]:
+        """The value for each layer."""
+        value, count = self.file.metadata.get(f"{self.architecture}.{name}", default), self["block_count"]
+        if isinstance(value, list) and len(value) != count:
+            raise ValueError(f"{self.architecture}.{name} is not for {count} layers")
+        return value if isinstance(value, list) else [value] * count
+
     def number(self, name: str) -> Any:
         """A number of the file. One stored as float32 is rounded: 9.999999747378752e-06 means 1e-05."""
         value = self[name]
@@ -99,12 +106,32 @@ def _turned(config: Any, size: int, layers: str = "full_attention") -> int:
     return size if at_all else int(size * rope.get("partial_rotary_factor", 1.0))
 
 
-def _key_value_heads(config: Any) -> Any:
-    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
-        return 1  # of Falcon
+def _inner_size(config: Any) -> Any:
+    heads, size = (
+        _first(config, "linear_num_value_heads", "mamba_n_heads"),
+        _first(config, "linear_value_head_dim", "mamba_d_head"),
+    )
+    return heads * size if heads and size else _first(config, "intermediate_size")
+
+
+_KEYLESS = ("conv", "linear_attention")
+
+
+def _has_these_heads(value: Any, config: Any, _: Metadata) -> bool:
+    """A list says which layers have none."""
     heads = _first(config, "num_kv_heads", "num_key_value_heads", "num_attention_heads") or 0
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        heads = 1  # of Falcon
     kinds = getattr(config, "layer_types", None) or ()
-    return [0 if kind == "conv" else heads for kind in kinds] if "conv" in kinds else heads
+    is_listed = isinstance(value, list) and any(kind in _KEYLESS for kind in kinds)
+    return _same(value, [0 if kind in _KEYLESS else heads for kind in kinds] if is_listed else heads)
+
+
+def _of_parts(part: str, agrees: Agrees) -> Agrees:
+    """A setting of tensors that a file may not have: it is then without effect."""
+    return lambda value, config, metadata: (
+        agrees(value, config, metadata) or not any(part in name for name in metadata.file.tensors)
+    )
 
 
 def _has_these_layers(_: Any, config: Any, metadata: Metadata) -> bool:
@@ -149,11 +176,13 @@ AGREEING: dict[str, Agrees] = {
     "embedding_length": _field("hidden_size"),
     "block_count": _has_these_layers,
     "nextn_predict_layers": _has_these_layers,
-    "feed_forward_length": _computed(
-        lambda config: _first(config, "intermediate_size", "n_inner") or 4 * config.hidden_size
+    "feed_forward_length": _of_parts(
+        ".ffn_", _computed(lambda config: _first(config, "intermediate_size", "n_inner") or 4 * config.hidden_size)
     ),
     "expert_feed_forward_length": _field("moe_intermediate_size", "intermediate_size"),
-    "expert_shared_feed_forward_length": _field("shared_expert_intermediate_size", absent=(0,)),
+    "expert_shared_feed_forward_length": _of_parts(
+        "_shexp.", _field("shared_expert_intermediate_size", "shared_intermediate_size", absent=(0,))
+    ),
     "expert_count": _field("num_experts", "num_local_experts", absent=(0,)),
     "expert_used_count": _field("num_experts_per_tok", absent=(0,)),
     "expert_shared_count": _field("n_shared_experts", absent=(0,)),
@@ -178,7 +207,7 @@ AGREEING: dict[str, Agrees] = {
     "final_logit_softcapping": _field("final_logit_softcapping", absent=(0.0,)),
     "embedding_length_per_layer_input": _field("hidden_size_per_layer_input", absent=(0,)),
     "attention.head_count": _field("num_attention_heads", absent=(0,)),
-    "attention.head_count_kv": _computed(_key_value_heads),
+    "attention.head_count_kv": _has_these_heads,
     "attention.key_length": _computed(_head),
     "attention.value_length": _computed(lambda config: _head(config, "v_head_dim")),
     "attention.key_length_swa": _computed(lambda config: _head(config, layers="sliding_attention")),
@@ -207,8 +236,10 @@ AGREEING: dict[str, Agrees] = {
     "rope.scaling.original_context_length": lambda value, config, _: (
         _rope(config).get("original_max_position_embeddings", value) == value  # without effect on other scalings
     ),
-    "rope.scaling.finetuned": lambda value, _, metadata: (
-        bool(value) or metadata.architecture != "granite"  # which turns nothing without it
+    "rope.scaling.finetuned": lambda value, config, metadata: (
+        bool(value) == (getattr(config, "position_embedding_type", None) == "rope")
+        if metadata.architecture == "granitehybrid"
+        else bool(value) or not metadata.architecture.startswith("granite")  # which turn nothing without it
     ),
     "rope.scaling.yarn_ext_factor": _field(absent=(0.0, -1.0)),
     "rope.scaling.yarn_attn_factor": _field(absent=(1.0,)),
@@ -216,23 +247,23 @@ AGREEING: dict[str, Agrees] = {
     "rope.scaling.yarn_beta_slow": _computed(lambda config: _rope(config).get("beta_slow") or 1.0),
     "rope.scaling.yarn_log_multiplier": _computed(lambda config: _rope(config).get("mscale_all_dim", 0)),
     "attention.temperature_scale": _computed(lambda config: _rope(config).get("llama_4_scaling_beta", 0)),
-    "ssm.conv_kernel": _field("conv_kernel", "linear_conv_kernel_dim"),
-    "ssm.state_size": _field("state_size", "linear_key_head_dim"),
-    "ssm.time_step_rank": _field("time_step_rank", "linear_num_value_heads"),
-    "ssm.group_count": _field("linear_num_key_heads", absent=(0,)),
-    "ssm.inner_size": _computed(
-        lambda config: (
-            (_first(config, "linear_value_head_dim") or 0) * (_first(config, "linear_num_value_heads") or 0)
-            or _first(config, "intermediate_size")
-        )
-    ),
+    "ssm.conv_kernel": _of_parts(".ssm_", _field("conv_kernel", "linear_conv_kernel_dim", "mamba_d_conv")),
+    "ssm.state_size": _of_parts(".ssm_", _field("state_size", "linear_key_head_dim", "mamba_d_state")),
+    "ssm.time_step_rank": _of_parts(".ssm_", _field("time_step_rank", "linear_num_value_heads", "mamba_n_heads")),
+    "ssm.group_count": _of_parts(".ssm_", _field("linear_num_key_heads", "mamba_n_groups", absent=(0,))),
+    "ssm.inner_size": _of_parts(".ssm_", _computed(_inner_size)),
     "shortconv.l_cache": _field("conv_L_cache"),
 }
 """By its name without the architecture: when a setting agrees with a config. All others are refused."""
 
 _NEEDED = ("context_length", "embedding_length", "block_count", "attention.head_count")
 
-_LISTS = (".sliding_window_pattern", ".dimension_sections", "lfm2.attention.head_count_kv")
+_LISTS = (
+    ".sliding_window_pattern",
+    ".dimension_sections",
+    "lfm2.attention.head_count_kv",
+    "hybrid.attention.head_count_kv",
+)
 _EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 _WHOLE = ("_count", "_count_kv", "_length", "_size", "_window")
 _FLAGS = ("_norm", "_residual", ".causal", ".finetuned", ".dt_b_c_rms", "_bos_token", "_eos_token", "_space_prefix")

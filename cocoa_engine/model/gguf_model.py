@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -10,20 +11,23 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
-from cocoa_engine.errors import ModelLoadError
+from cocoa_engine.errors import ModelLoadError, short_repr
 from cocoa_engine.model import experts
-from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
+from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor, joined, q5_0_of
 from cocoa_engine.model.configs import context_window_of
 from cocoa_engine.model.generation_config import eos_of_gguf
 from cocoa_engine.model.gguf_families import (
     EXPERTS,
+    FAMILIES,
     LONG_TABLES,
     ROPE_FACTORS,
     TABLES,
+    UNPACKED,
     Family,
     config_options,
     family_of,
     path_of,
+    tensors_by_path,
 )
 from cocoa_engine.model.gguf_metadata import Metadata, require_agreement
 from cocoa_engine.model.gguf_reader import GgufFile
@@ -31,6 +35,31 @@ from cocoa_engine.model.light_model import ARCHITECTURES, LightModel, import_mod
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+def require_read(file: GgufFile) -> None:
+    """Check that files of an architecture were compared with transformers' model."""
+    architecture, read = Metadata(file).architecture, (*FAMILIES, *UNPACKED)
+    if architecture not in read:
+        raise ModelLoadError(
+            f"{file.path}: GGUF files of the architecture {short_repr(architecture)} are not read; use the model's "
+            "checkpoint (safetensors) if docs/reference/architectures.md has it as equal, or a file of one of the "
+            f"architectures {', '.join(sorted(read))}"
+        )
+
+
+def require_whole(file: GgufFile, model: PreTrainedModel) -> None:
+    """Check that a model has as many numbers as its file: transformers leaves out tensors that it does not know."""
+    state, layers = model.state_dict(), model.config.num_hidden_layers
+    drafts = tuple(f"blk.{layers + number}." for number in range(Metadata(file).get("nextn_predict_layers", 0)))
+    stored = sum(math.prod(entry.shape) for name, entry in file.tensors.items() if not name.startswith(drafts))
+    weights = [weight for _, weight in model.named_parameters()]
+    weights += [buffer for name, buffer in model.named_buffers() if name in state]
+    if (numbers := sum(weight.numel() for weight in weights)) != stored:
+        raise ModelLoadError(
+            f"{file.path} has {stored} numbers, and transformers' model {numbers}: some tensors would be ignored "
+            f"({obstacle(file)}); use the model's checkpoint (safetensors) instead"
+        )
 
 
 def obstacle(file: GgufFile) -> str | None:
@@ -48,7 +77,7 @@ def obstacle(file: GgufFile) -> str | None:
         return f"the tensor {unknown}"
     for name, entry in file.tensors.items():
         dimensions = 3 if name.split(".")[-2] in EXPERTS else 2
-        is_matrix = entry.kind in BLOCK_KINDS and len(entry.shape) == dimensions
+        is_matrix = entry.kind in (*BLOCK_KINDS, "MXFP4") and len(entry.shape) == dimensions
         if entry.kind != "F32" and (name in TABLES or not is_matrix):
             return f"{name} of type {entry.kind}"
     return None
@@ -74,6 +103,7 @@ def load(file: GgufFile, weights: Mapping[str, nn.Parameter] | None = None) -> P
     require_agreement(file, config)
     config._name_or_path = str(file.path)
     model: Any = without_weights(config)
+    experts.separate(model, in_gguf=True)
     _place(model, family, file, config, weights or {})
     model.tie_weights()
     for part in (*model.modules(), *model.parameters()):
@@ -134,20 +164,17 @@ def _place(
     left = {name for name, _ in model.named_parameters()}
     if config.tie_word_embeddings:
         left.discard("lm_head.weight")
-    for name, entry in file.tensors.items():
-        if name in TABLES:
-            continue
-        path = path_of(family, name)
+    for path, names in tensors_by_path(family, [name for name in file.tensors if name not in TABLES]).items():
         if path is None or path not in left:
-            raise ModelLoadError(f"{file.path} has a tensor {name} that its metadata does not speak of")
+            raise ModelLoadError(f"{file.path} has a tensor {names[0]} that its metadata does not speak of")
         owner, _, attribute = path.rpartition(".")
         module = model.get_submodule(owner)
         expected = getattr(module, attribute).shape
         weight = weights.get(path)
         if weight is None:
-            weight = nn.Parameter(_weight(family, file, name, config), requires_grad=False)
+            weight = nn.Parameter(joined([_weight(family, file, name, config) for name in names]), requires_grad=False)
         if weight.shape != expected:
-            raise ModelLoadError(f"{file.path}: {name} has the shape {list(entry.shape)}, not {list(expected)}")
+            raise ModelLoadError(f"{file.path}: {names[0]} has the shape {list(weight.shape)}, not {list(expected)}")
         setattr(module, attribute, weight)
         left.remove(path)
     if left:
@@ -164,19 +191,22 @@ def _place(
 
 def _weight(family: Family, file: GgufFile, name: str, config: PreTrainedConfig) -> Tensor:
     """A tensor as transformers' model has it."""
-    entry, part = file.tensors[name], name.split(".")[-2]
-    weight: Tensor = file.floats(name) if entry.kind == "F32" else file.blocks(name)
+    (kind, shape, *_), part = file.tensors[name], name.split(".")[-2]
+    weight: Tensor = file.floats(name) if kind == "F32" else file.blocks(name)
     if family.norm_offset and name.endswith("norm.weight"):
         weight = weight - family.norm_offset
     if family.pairs and part in ("attn_q", "attn_k"):  # from llama.cpp's rotary layout to transformers'
         heads = config.num_attention_heads if part == "attn_q" else config.num_key_value_heads
-        rows, size = weight.shape
-        weight = weight.view(heads, rows // heads // 2, 2, size).transpose(1, 2).reshape(rows, size)
-    return weight if entry.kind == "F32" else BlockTensor(weight, entry.kind)
+        weight = weight.view(heads, shape[0] // heads // 2, 2, -1).transpose(1, 2).reshape(weight.shape)
+    for own, (_, changed) in family.parameters.items():
+        weight = changed(weight) if name.endswith(f".{own}") else weight
+    if kind == "MXFP4":
+        weight, kind = q5_0_of(weight), "Q5_0"
+    return weight if kind == "F32" else BlockTensor(weight, kind)
 
 
 def without_weights(config: PreTrainedConfig) -> PreTrainedModel:
-    """transformers' float32 model of a config, whose parameters have no memory. Experts are separate modules.
+    """transformers' float32 model of a config, whose parameters have no memory.
 
     Its buffers (rotary frequencies, the embeddings' scale) are computed, but not those that a checkpoint holds.
     """
@@ -194,5 +224,4 @@ def without_weights(config: PreTrainedConfig) -> PreTrainedModel:
         for name, *values in zip(own, *computed, strict=True):
             if not torch.equal(*values):
                 raise ModelLoadError(f"{type(module).__name__}.{name} is not known without a checkpoint")
-    experts.separate(model)
     return model

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+)
 from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 
@@ -191,6 +198,7 @@ def _load(
             read_tokenizer = partial(load_tokenizer, checkpoint_files.name_of(tokenizer_name, "tokenizer"), access)
         file = GgufFile(gguf_path(name, options)) if "gguf_file" in options else None
         if file is not None:
+            gguf_model.require_read(file)
             gguf_metadata.require_known(file)
             why = gguf_model.obstacle(file)
             if why is None:
@@ -208,7 +216,8 @@ def _load(
                     "model's checkpoint instead"
                 )
             logger.info("%s is unpacked by transformers: it has %s", file.path, why)
-            options = {**gguf_tokenizer.token_ids(file), **options}
+            tied = gguf_families.HEAD not in file.tensors  # transformers takes some to be so that are not
+            options = {**gguf_tokenizer.token_ids(file), "tie_word_embeddings": tied, **options}
         config = options.get("config")
         try:
             if config is None or isinstance(config, str):
@@ -229,18 +238,23 @@ def _load(
             raise _remote_code_error("model", name)
         kind = f"{name} ({getattr(config, 'model_type', type(config).__name__)})"
         require_decoder_only(config, kind)
+        auto: Any = AutoModelForCausalLM
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not has_own_class:
-            raise UnsupportedModelError(f"{kind} is not a causal language model; {NEEDED}")
+            auto = AutoModelForImageTextToText  # its decoder, on texts alone
+            if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+                raise UnsupportedModelError(f"{kind} is not a causal language model; {NEEDED}")
         in_folder = Path(name).is_dir()
         if in_folder:
             checkpoint_files.require_safetensors(name, config, options)
         tokenizer = read_tokenizer()
+        if blocks is not None and auto is AutoModelForImageTextToText:
+            raise ConfigError(f"{kind} has parts for images; weights={blocks!r} is for text models")
         if blocks is not None:
             return quantised_weights.load(name, config, blocks, pick(options, FILE_OPTIONS)), tokenizer
         if not in_folder:  # here, because it downloads them
             checkpoint_files.require_safetensors(name, config, options)
         import_model_classes()  # a config may have been given
-        model, report = AutoModelForCausalLM.from_pretrained(name, **{**options, "output_loading_info": True})
+        model, report = auto.from_pretrained(name, **{**options, "output_loading_info": True})
         missing = sorted(set(report["missing_keys"]) & {parameter for parameter, _ in model.named_parameters()})
         if missing:
             more = f" and {len(missing) - 3} more weights" if len(missing) > 3 else ""
@@ -250,6 +264,7 @@ def _load(
             )
         model.config.return_dict = True  # the config of the inner modules is the same object
         if file is not None:
+            gguf_model.require_whole(file, model)
             model.generation_config.eos_token_id = eos_of_gguf(file.metadata)
         return model, tokenizer
 

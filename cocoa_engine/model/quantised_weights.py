@@ -45,6 +45,7 @@ def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) ->
     files = safetensors_files(name, config, access)
     config.dtype = torch.float32
     model: Any = without_weights(config)
+    experts.separate(model)
     mapping = get_model_conversion_mapping(model)
     renamings = [rule for rule in mapping if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in mapping if isinstance(rule, WeightConverter)]

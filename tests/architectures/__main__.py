@@ -25,13 +25,11 @@ from pathlib import Path
 
 import torch
 from transformers import __version__ as transformers_version
-from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS
-from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import safe, shortened
-from cocoa_engine.model.gguf_families import FAMILIES
-from tests.architectures.small_configs import MODEL_TYPES
+from cocoa_engine.model.gguf_families import FAMILIES, UNPACKED
+from tests.architectures.small_configs import MODEL_TYPES, WITH_IMAGES
 from tests.architectures.sweep import Outcome, examine
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +53,9 @@ PATHS = {**FAST, "copied_cache/plain": "copied cache", "recompute/plain": "recom
 def main() -> int:
     """Run the comparison. Returns 1 if the engine was wrong anywhere."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("names", nargs="*", choices=[*MODEL_TYPES, []], metavar="NAME", help="default: all")
+    parser.add_argument(
+        "names", nargs="*", choices=[*MODEL_TYPES, *WITH_IMAGES, []], metavar="NAME", help="default: all"
+    )
     parser.add_argument("--resume", action="store_true", help="keep the outcomes of an interrupted run")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -68,7 +68,7 @@ def main() -> int:
     elif not options.names:
         RESULTS.unlink(missing_ok=True)
     done, start = {outcome.model_type for outcome in outcomes}, time.monotonic()
-    for outcome in examine_each(options.names or [name for name in MODEL_TYPES if name not in done]):
+    for outcome in examine_each(options.names or [name for name in (*MODEL_TYPES, *WITH_IMAGES) if name not in done]):
         outcomes.append(outcome)
         line = f"{outcome.model_type:28} {outcome.verdict:14} {outcome.backend:28} {outcome.reason[:120]}"
         print(f"{len(outcomes):4}  {line}", flush=True)
@@ -136,16 +136,13 @@ def document(outcomes: Sequence[Outcome]) -> str:
 
 def of_gguf_files() -> list[str]:
     """The architectures of GGUF files that are read, as a list of Markdown."""
-    theirs = {name.replace("_", "-") for name in GGUF_SUPPORTED_ARCHITECTURES} | GGUF_CONFIG_ARCHS.keys()
-    ours = {name.replace("_", "-") for name in FAMILIES} | {"mistral"}
-    # of all files; encoders with decoders; names without files; models that transformers reads with other settings
-    none = {"general", "tokenizer", "t5", "umt5", "deci", "qwen2-moe", "qwen3-moe", "gpt-oss", "gemma4"}
+    ours, theirs = (", ".join(f"`{name}`" for name in sorted(names)) for names in (FAMILIES, UNPACKED))
     return [
         f"Architectures of GGUF files (`general.architecture`), {date.today()}:",
         "",
-        f"- in their blocks: {', '.join(f'`{name}`' for name in sorted(FAMILIES))};",
-        f"- unpacked by transformers: {', '.join(f'`{name}`' for name in sorted(theirs - ours - none))};",
-        "- all others are refused, and the error says so. Use the model's checkpoint for them.",
+        f"- in their blocks: {ours};",
+        f"- unpacked by transformers: {theirs};",
+        "- all others are refused. Use the model's checkpoint, if its architecture is equal below.",
     ]
 
 
@@ -168,7 +165,8 @@ def counts(outcomes: Sequence[Outcome]) -> list[str]:
         f"- **{verdicts['different'] + verdicts['failed']} different or failed.**",
         f"- **{verdicts['no reference']} without a reference**: the engine runs them, and a plain forward pass of the "
         "model gives no hidden states to compare with.",
-        f"- **{verdicts['not buildable']} not buildable**: transformers itself cannot build or run a small one here.",
+        f"- **{verdicts['not buildable']} not buildable**: transformers cannot build or run one here in the sizes of the "
+        "comparison.",
     ]
 
 

@@ -10,12 +10,23 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from tests.helpers.tiny_models import BOS, EOS, NUM_LAYERS, PAD
 
 MODEL_TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+WITH_IMAGES = sorted(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys() - MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys())
+"""Architectures for images and texts without a causal class, which run on texts alone."""
 
 _SIZES = """
 300 vocab_size decoder_vocab_size vocab_size_per_layer_input
@@ -111,6 +122,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "gpt_neo": {"attention_types": [[["global", "local"], NUM_LAYERS // 2]], "window_size": 20},
     "inkling_text": {"logits_mup_width_multiplier": 1.0},  # for large models: here all logits would be alike
+    "inkling_mm_model": {"text_config.logits_mup_width_multiplier": 1.0},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (NUM_LAYERS // 2)},
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2},
     "nemotron_h": {
@@ -142,6 +154,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
         },
     },
 }
+_SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0}
+SPECIAL |= {
+    key: {"text_config.rope_parameters": _SECTIONS}
+    for key in ("glm4v", "glm4v_moe", "glm46v", "glmga", "qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "glm_ocr")
+}
 """Further fields by model type; a name with dots is a field of a part, as in ``text_config.num_heads``."""
 
 
@@ -153,7 +170,8 @@ def small_config(model_type: str) -> PreTrainedConfig:
 def small_model(model_type: str, seed: int = 1) -> PreTrainedModel:
     """A model of an architecture with random weights, float32, in evaluation mode."""
     torch.manual_seed(seed)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(small_config(model_type), dtype=torch.float32).eval()
+    auto: Any = AutoModelForImageTextToText if model_type in WITH_IMAGES else AutoModelForCausalLM
+    model: PreTrainedModel = auto.from_config(small_config(model_type), dtype=torch.float32).eval()
     output = model.get_output_embeddings()
     if output is not None:
         with torch.no_grad():

@@ -130,7 +130,7 @@ def _reference_pass(model: Any) -> FullForward:
 
 
 def _compare(engine: CocoaEngine, forward: FullForward) -> Iterator[float]:
-    """Decode prompts alone and in a batch; the largest difference of each answer."""
+    """Decode prompts alone, in a batch and as a stream; the largest difference of each answer."""
     for method, settings in METHODS.items():
         config = CocoaConfig(method=method, **settings)
         wanted: list[tuple[list[int], ReferenceGeneration]] = []
@@ -143,7 +143,11 @@ def _compare(engine: CocoaEngine, forward: FullForward) -> Iterator[float]:
         prompts = [prompt for prompt, _ in wanted]
         answers = [engine.generate(prompt, config=config) for prompt in prompts]
         answers += engine.generate_batch(prompts, config=config)
-        for answer, (_, expected) in zip(answers, wanted * 2, strict=True):
+        for prompt in prompts:
+            with engine.stream(prompt, config=config) as stream:
+                list(stream)
+            answers += [] if stream.generation is None else [stream.generation]
+        for answer, (_, expected) in zip(answers, wanted * 3, strict=True):
             yield difference(answer, expected)
 
 

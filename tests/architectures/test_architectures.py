@@ -28,6 +28,9 @@ from tests.helpers.reference import FullForward, Reference
         ("jamba", "copied_cache/plain", "seen"),  # one layer of six attends
         ("bloom", "copied_cache/plain", "not seen"),  # its attention is its own
         ("mamba", "copied_cache/plain", "none"),
+        ("qwen2_5_vl", "shared_cache/", "seen"),
+        ("mistral3", "shared_cache/", "seen"),
+        ("smolvlm", "shared_cache/", "seen"),
     ],
 )
 def test_the_engine_is_equal_to_the_reference(model_type: str, backend: str, attention: str) -> None:
@@ -35,7 +38,7 @@ def test_the_engine_is_equal_to_the_reference(model_type: str, backend: str, att
     outcome = examine(model_type)
     assert (outcome.verdict, outcome.reason if outcome.verdict != "equal" else "") == ("equal", "")
     assert outcome.backend.startswith(backend)
-    assert (outcome.compared, outcome.attention) == (12, attention)
+    assert (outcome.compared, outcome.attention) == (18, attention)
 
 
 @pytest.mark.parametrize(

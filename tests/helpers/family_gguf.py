@@ -53,6 +53,9 @@ _KEYS = {
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
     "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
 }
@@ -86,6 +89,29 @@ _YARN_KEYS = {
     "rope.scaling.yarn_log_multiplier": 1.0,
     "attention.temperature_scale": 0.1,
 }
+
+_GRANITE_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32}
+_MAMBA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_expand": 2,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_conv": 3,
+    "mamba_chunk_size": 8,
+}
+_MAMBA_KEYS: dict[str, Any] = {
+    "attention.head_count_kv": [0, 2, 0],
+    "ssm.conv_kernel": 3,
+    "ssm.state_size": 8,
+    "ssm.group_count": 2,
+    "ssm.inner_size": 128,
+    "ssm.time_step_rank": 4,
+    "rope.scaling.finetuned": False,
+}
+_UNUSED_MAMBA = {**_MAMBA_KEYS, "attention.head_count_kv": [2, 2, 2], "rope.scaling.finetuned": True}
+_UNUSED_MAMBA |= {"expert_shared_feed_forward_length": 96, "expert_count": 0, "attention.scale": 0.25}
 
 FAMILIES: dict[str, tuple[MODEL_ARCH, dict[str, Any], dict[str, Any]]] = {
     "llama": (MODEL_ARCH.LLAMA, {"head_dim": 16}, {}),
@@ -146,21 +172,127 @@ FAMILIES: dict[str, tuple[MODEL_ARCH, dict[str, Any], dict[str, Any]]] = {
         {"expert_weights_norm": False},
     ),
 }
+FAMILIES |= {
+    "llama-biases": (MODEL_ARCH.LLAMA, {"head_dim": 16, "attention_bias": True, "mlp_bias": True}, {}),
+    "granite-4": (MODEL_ARCH.GRANITE, {"attention_multiplier": 0.25}, _UNUSED_MAMBA),  # its dense models
+    "granitemoe": (MODEL_ARCH.GRANITE_MOE, {**_GRANITE, **_GRANITE_EXPERTS, "shared_intermediate_size": 0}, {}),
+    "granitemoe-shared": (MODEL_ARCH.GRANITE_MOE, {**_GRANITE, **_GRANITE_EXPERTS}, {}),
+    "granitehybrid": (MODEL_ARCH.GRANITE_HYBRID, {**_GRANITE, **_GRANITE_EXPERTS, **_MAMBA}, _MAMBA_KEYS),
+    "granitehybrid-dense": (
+        MODEL_ARCH.GRANITE_HYBRID,
+        {
+            **_GRANITE,
+            **_MAMBA,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 96,
+            "position_embedding_type": "rope",
+        },
+        {**_MAMBA_KEYS, "rope.scaling.finetuned": True},
+    ),
+    "gpt_oss": (
+        MODEL_ARCH.GPT_OSS,
+        {
+            "head_dim": 32,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": _WINDOW,
+            "rope_parameters": {**_ROPE, **_YARN, "rope_type": "yarn", "truncate": False},
+        },
+        {**dict(list(_YARN_KEYS.items())[:3]), "expert_feed_forward_length": 96},
+    ),
+}
 """By name: gguf's architecture, the settings beside the common ones, and keys that these do not tell."""
+
+_LAYER_NORM = {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5}
+_PARTLY = {"rope_parameters": {**_LOCAL, "partial_rotary_factor": 0.5}}
+_DELTA: dict[str, Any] = {
+    "head_dim": 32,
+    "full_attention_interval": 3,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 3,
+    "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+}
+_DELTA_KEYS = {
+    "full_attention_interval": 3,
+    "ssm.conv_kernel": 3,
+    "ssm.state_size": 8,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 128,
+    "rope.dimension_count": 16,
+    "rope.dimension_sections": [4, 2, 2, 0],
+}
+_SHARED = {"shared_expert_intermediate_size": 32}
 
 UNPACKED: dict[str, tuple[MODEL_ARCH, dict[str, Any], dict[str, Any]]] = {
     "lfm2": (
         MODEL_ARCH.LFM2,
         {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False, "norm_eps": 1e-5},
         {"attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3},
-    )
+    ),
+    "bloom": (
+        MODEL_ARCH.BLOOM,
+        {"intermediate_size": None, "num_key_value_heads": 4},
+        {**_LAYER_NORM, "rope.freq_base": None, "feed_forward_length": 256},
+    ),
+    "falcon": (
+        MODEL_ARCH.FALCON,
+        {"intermediate_size": None, "num_key_value_heads": 1, "rope_parameters": _LOCAL},
+        {**_LAYER_NORM, "rope.freq_base": None, "feed_forward_length": 256, "tensor_data_layout": "jploski"},
+    ),
+    "gpt2": (
+        MODEL_ARCH.GPT2,
+        {"intermediate_size": None, "num_key_value_heads": None, "max_position_embeddings": 1024},
+        {**_LAYER_NORM, "rope.freq_base": None, "feed_forward_length": 256},
+    ),
+    "mamba": (
+        MODEL_ARCH.MAMBA,
+        {"intermediate_size": 128, "state_size": 8, "conv_kernel": 3, "time_step_rank": 4, "num_key_value_heads": None},
+        {
+            "feed_forward_length": 0,
+            "attention.head_count": 0,
+            "rope.freq_base": None,
+            "ssm.dt_b_c_rms": False,
+            "ssm.conv_kernel": 3,
+            "ssm.inner_size": 128,
+            "ssm.state_size": 8,
+            "ssm.time_step_rank": 4,
+        },
+    ),
+    "nemotron": (MODEL_ARCH.NEMOTRON, {"head_dim": 16, **_PARTLY}, {**_LAYER_NORM, "rope.dimension_count": 8}),
+    "stablelm": (
+        MODEL_ARCH.STABLELM,
+        {"use_qkv_bias": True, "rope_parameters": {**_LOCAL, "partial_rotary_factor": 0.25}},
+        {**_LAYER_NORM, "rope.dimension_count": 4, "use_parallel_residual": False},
+    ),
+    "starcoder2": (MODEL_ARCH.STARCODER2, {"rope_parameters": _LOCAL, "sliding_window": None}, _LAYER_NORM),
+    "minimax_m2": (
+        MODEL_ARCH.MINIMAXM2,
+        {"head_dim": 32, **_PARTLY, "num_local_experts": 4, "num_experts_per_tok": 2},
+        {"rope.dimension_count": 16, "expert_gating_func": 2, "expert_feed_forward_length": 96},
+    ),
+    "qwen2moe": (
+        MODEL_ARCH.QWEN2MOE,
+        {**_EXPERTS, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
+        {},
+    ),
+    "qwen35": (MODEL_ARCH.QWEN35, _DELTA, _DELTA_KEYS),
+    "qwen35moe": (MODEL_ARCH.QWEN35MOE, {**_DELTA, **_EXPERTS, **_SHARED, "intermediate_size": None}, _DELTA_KEYS),
 }
 """Those that transformers unpacks."""
 
-_MODEL_TYPES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
+_MODEL_TYPES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe", "granitehybrid": "granitemoehybrid"}
+_MODEL_TYPES |= {"granitemoe": "granitemoeshared", "qwen2moe": "qwen2_moe"}
+_MODEL_TYPES |= {"qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text"}
 # whose heads are in llama.cpp's rotary layout
-_PAIRS = ("llama", "llama-mistral3", "mistral", "mistral-window", "granite", "granite-plain", "smollm3", "ministral3")
-_OFFSET = (MODEL_ARCH.GEMMA2, MODEL_ARCH.GEMMA3)  # weights of norms stored with 1 added
+_PAIRED = (MODEL_ARCH.LLAMA, MODEL_ARCH.MISTRAL3, MODEL_ARCH.SMOLLM3)
+_PAIRED += (MODEL_ARCH.GRANITE, MODEL_ARCH.GRANITE_MOE, MODEL_ARCH.GRANITE_HYBRID)
+# weights of norms stored with 1 added
+_OFFSET = (MODEL_ARCH.GEMMA2, MODEL_ARCH.GEMMA3, MODEL_ARCH.NEMOTRON, MODEL_ARCH.QWEN35, MODEL_ARCH.QWEN35MOE)
 
 
 @torch.no_grad()
@@ -206,7 +338,8 @@ def write_family(
 
     prefix = gguf.MODEL_ARCH_NAMES[architecture]
     writer = GGUFWriter(path, prefix, split_max_tensors=tensors_in_part)
-    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    rope = getattr(config, "rope_parameters", None) or _ROPE
+    rope = rope.get("full_attention", rope)
     keys = {key: options[name] for name, key in _KEYS.items() if name in options} | {
         "rope.freq_base": rope["rope_theta"]
     }
@@ -227,14 +360,28 @@ def write_family(
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     dense = gguf.get_tensor_name_map(MODEL_ARCH.QWEN3, config.num_hidden_layers)  # layers without experts among others
     inner = getattr(config, "moe_intermediate_size", 0)
-    for path_of, parameter in model.named_parameters():
-        is_norm = path_of.endswith("norm.weight")
-        if is_norm:
-            nn.init.uniform_(parameter, -0.5, 0.5)
-            parameter += architecture not in _OFFSET
+    stored = _STORED.get(architecture, lambda name, weight, config: None)
+    weights = dict(model.named_parameters())
+    for path_of, parameter in {**model.state_dict(), **weights}.items():
+        if path_of not in weights and (parameter.dim() != 1 or "lm_head" in path_of):
+            continue  # a tied head
         module, _, attribute = path_of.rpartition(".")
+        is_norm = attribute == "weight" and parameter.dim() == 1
+        is_offset = is_norm and architecture in _OFFSET and not module.endswith("linear_attn.norm")
+        if parameter.dim() == 1 or attribute.endswith("bias"):
+            nn.init.uniform_(parameter, -0.5, 0.5)
+            parameter += is_norm and not is_offset
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-        heads_of = heads.get(module.rpartition(".")[2]) if family in _PAIRS else None
+        heads_of = heads.get(module.rpartition(".")[2]) if architecture in _PAIRED else None
+        if (forms := stored(path_of.split(".", 3)[-1], parameter, config)) is not None:
+            layer = path_of.split(".")[2]
+            # rows in the file are columns here
+            is_turned = architecture in (MODEL_ARCH.GPT2, MODEL_ARCH.GPT_OSS) and parameter.dim() > 1
+            of = experts[0] if experts and "experts." in path_of else kind
+            parameter.copy_(_rounded(parameter.mT, of).mT if is_turned else _rounded(parameter, of))
+            for part, weight in (stored(path_of.split(".", 3)[-1], parameter, config) or forms).items():
+                _add_tensor(writer, f"blk.{layer}.{part}", weight.numpy(), of, None, norms)
+            continue
         if path_of.endswith(("experts.gate_up_proj", "experts.down_proj")):
             parts = {"gate_proj": parameter[:, :inner], "up_proj": parameter[:, inner:]}
             for part, weight in parts.items() if attribute == "gate_up_proj" else [(attribute, parameter)]:
@@ -242,8 +389,9 @@ def write_family(
                 of = dict(zip(("gate_proj", "up_proj", "down_proj"), experts, strict=False)).get(part, kind)
                 weight.copy_(torch.from_numpy(_add_tensor(writer, name, weight.numpy(), of, None, norms)))
             continue
-        name = f"{names.get_name(module) or dense.get_name(module)}.{attribute}"
-        weight = parameter.numpy() + (is_norm and architecture in _OFFSET)
+        inner_module = module.removeprefix("transformer.")  # of Bloom
+        name = f"{names.get_name(module) or dense.get_name(module) or names.get_name(inner_module)}.{attribute}"
+        weight = parameter.numpy() + is_offset
         exact = _add_tensor(writer, name, weight, kind, heads_of, norms)
         if parameter.dim() == 2:
             parameter.copy_(torch.from_numpy(exact))
@@ -252,6 +400,140 @@ def write_family(
     writer.write_tensors_to_file()
     writer.close()
     return model  # type: ignore[no-any-return]
+
+
+def _granite(name: str, weight: torch.Tensor, config: Any) -> dict[str, torch.Tensor] | None:
+    suffix = "_shexp" if config.num_local_experts else ""
+    match name.removeprefix("block_sparse_moe.").removeprefix("shared_mlp."):
+        case "input_linear.weight":
+            gate, up = weight.chunk(2)
+            return {f"ffn_gate{suffix}.weight": gate, f"ffn_up{suffix}.weight": up}
+        case "output_linear.weight":
+            return {f"ffn_down{suffix}.weight": weight}
+        case "router.weight":
+            return {"ffn_gate_inp.weight": weight}
+        case "experts.gate_up_proj":
+            gate, up = weight.chunk(2, dim=1)
+            return {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up}
+        case "experts.down_proj":
+            return {"ffn_down_exps.weight": weight}
+    return _mamba(name.removeprefix("mamba."), weight, config)
+
+
+def _mamba(name: str, weight: torch.Tensor, config: Any) -> dict[str, torch.Tensor] | None:
+    match name:
+        case "A_log":
+            return {"ssm_a": -weight.exp()[:, None]}
+        case "D":
+            return {"ssm_d": weight[:, None]}
+        case "dt_bias":
+            return {"ssm_dt.bias": weight}
+        case "norm.weight":
+            return {"ssm_norm.weight": weight.view(config.mamba_n_groups, -1)}
+        case "conv1d.weight":
+            return {"ssm_conv1d.weight": weight.squeeze(1)}
+    return None
+
+
+def _gpt_oss(name: str, weight: torch.Tensor, _: Any) -> dict[str, torch.Tensor] | None:
+    match name:
+        case "self_attn.sinks":
+            return {"attn_sinks.weight": weight}
+        case "mlp.experts.gate_up_proj":
+            return {f"ffn_{part}_exps.weight": weight[..., n::2].mT for n, part in enumerate(("gate", "up"))}
+        case "mlp.experts.gate_up_proj_bias":
+            return {f"ffn_{part}_exps.bias": weight[..., n::2] for n, part in enumerate(("gate", "up"))}
+        case "mlp.experts.down_proj":
+            return {"ffn_down_exps.weight": weight.mT}
+        case "mlp.experts.down_proj_bias":
+            return {"ffn_down_exps.bias": weight}
+    return None
+
+
+def _bloom(name: str, weight: torch.Tensor, config: Any) -> dict[str, torch.Tensor] | None:
+    if not name.startswith("self_attention.query_key_value."):
+        return None
+    heads = weight.view(config.n_head, 3, -1, *weight.shape[1:])
+    return {f"attn_qkv.{name.rpartition('.')[2]}": heads.transpose(0, 1).reshape(weight.shape)}
+
+
+def _gpt2(name: str, weight: torch.Tensor, _: Any) -> dict[str, torch.Tensor] | None:
+    parts = {"attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+    part = parts.get(name.removesuffix(".weight"))
+    return None if part is None else {f"{part}.weight": weight.mT}
+
+
+def _mamba_1(name: str, weight: torch.Tensor, _: Any) -> dict[str, torch.Tensor] | None:
+    match name:
+        case "mixer.A_log":
+            return {"ssm_a": -weight.exp()}
+        case "mixer.D":
+            return {"ssm_d": weight}
+        case "mixer.conv1d.weight":
+            return {"ssm_conv1d.weight": weight.squeeze(1)}
+    return None
+
+
+def _mixture(name: str, weight: torch.Tensor, _: Any) -> dict[str, torch.Tensor] | None:
+    match name:
+        case "mlp.experts.gate_up_proj":
+            gate, up = weight.chunk(2, dim=1)
+            return {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up}
+        case "mlp.experts.down_proj":
+            return {"ffn_down_exps.weight": weight}
+        case "mlp.shared_expert_gate.weight":
+            return {"ffn_gate_inp_shexp.weight": weight[0]}
+        case "mlp.e_score_correction_bias":
+            return {"exp_probs_b.bias": weight}
+    return None
+
+
+def _delta(name: str, weight: torch.Tensor, config: Any) -> dict[str, torch.Tensor] | None:
+    """Heads of values are stored with the number in the group of a key first."""
+    counts = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+    keys = 2 * config.linear_num_key_heads * config.linear_key_head_dim
+
+    def turned(rows: torch.Tensor) -> torch.Tensor:
+        return rows.reshape(*counts, -1, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
+
+    match name.removeprefix("linear_attn."):
+        case "A_log":
+            return {"ssm_a": -turned(weight).exp()}
+        case "dt_bias":
+            return {"ssm_dt.bias": turned(weight)}
+        case "conv1d.weight":
+            return {"ssm_conv1d.weight": torch.cat((weight[:keys], turned(weight[keys:]))).squeeze(1)}
+        case "in_proj_qkv.weight":
+            return {"attn_qkv.weight": torch.cat((weight[:keys], turned(weight[keys:])))}
+        case "in_proj_z.weight":
+            return {"attn_gate.weight": turned(weight)}
+        case "in_proj_a.weight":
+            return {"ssm_alpha.weight": turned(weight)}
+        case "in_proj_b.weight":
+            return {"ssm_beta.weight": turned(weight)}
+        case "out_proj.weight":
+            return {"ssm_out.weight": turned(weight.mT).mT}
+    return _mixture(name, weight, config)
+
+
+_STORED = {
+    **dict.fromkeys((MODEL_ARCH.GRANITE_MOE, MODEL_ARCH.GRANITE_HYBRID), _granite),
+    MODEL_ARCH.GPT_OSS: _gpt_oss,
+    MODEL_ARCH.BLOOM: _bloom,
+    MODEL_ARCH.GPT2: _gpt2,
+    MODEL_ARCH.MAMBA: _mamba_1,
+    **dict.fromkeys((MODEL_ARCH.QWEN2MOE, MODEL_ARCH.MINIMAXM2), _mixture),
+    **dict.fromkeys((MODEL_ARCH.QWEN35, MODEL_ARCH.QWEN35MOE), _delta),
+}
+"""How the parameters of a layer are stored that have other names or another form in a file."""
+
+
+def _rounded(weight: torch.Tensor, kind: str) -> torch.Tensor:
+    """Numbers that blocks of a type hold."""
+    if kind == "F32" or weight.dim() < 2 or weight.shape[-1] % 32:
+        return weight
+    of = GGMLQuantizationType[kind]
+    return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(weight.contiguous().numpy(), of), of))
 
 
 def write_tiny_gguf(path: Path) -> None:
@@ -291,20 +573,23 @@ def _add_tensor(
 ) -> np.ndarray:
     """Add a tensor, and return its numbers as the file holds them."""
     if heads is not None:
-        weight = weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+        weight = weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
     weight = np.ascontiguousarray(weight, dtype=np.float32)
     if weight.ndim == 1:
         writer.add_tensor(name, weight.astype({"F32": "f4", "F16": "f2"}[norms]))
-    elif kind == "F32" or name.endswith(("ffn_gate_inp.weight", "conv.weight")):
-        writer.add_tensor(name, weight.squeeze(1) if name.endswith("conv.weight") else weight)
+    elif kind == "F32" or weight.shape[-1] % 32 or name.endswith(_FLOATS):
+        writer.add_tensor(name, weight.squeeze(1) if name.endswith("shortconv.conv.weight") else weight)
     else:
         of = GGMLQuantizationType[kind]
         packed = _packed(weight, kind)
         writer.add_tensor(name, packed, raw_dtype=of)
         weight = gguf.quants.dequantize(packed, of)
     if heads is not None:
-        weight = weight.reshape(heads, -1, 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+        weight = weight.reshape(heads, -1, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
     return np.ascontiguousarray(weight)
+
+
+_FLOATS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "_exps.bias", "ssm_norm.weight", "ssm_a", "ssm_d")
 
 
 def _packed(weight: np.ndarray, kind: str) -> np.ndarray:

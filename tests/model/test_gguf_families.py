@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
+from gguf import MODEL_ARCH_NAMES
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import dequantize
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.errors import ModelLoadError, UnsupportedModelError
+from cocoa_engine.errors import CocoaError, ModelLoadError, UnsupportedModelError
 from cocoa_engine.execution.forward import trial
-from cocoa_engine.model import gguf_model, loading
-from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
+from cocoa_engine.model import gguf_families, gguf_model, loading
+from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor, q5_0_of
 from cocoa_engine.model.experts import SeparateExperts
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained
@@ -35,6 +43,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def assert_same_answers(engine: CocoaEngine, exact: Any, prompt: Any, methods: Sequence[str] = ("cocoa-sig",)) -> None:
+    exact.generation_config.eos_token_id = engine.model.generation_config.eos_token_id
     plain = CocoaEngine(exact, engine.tokenizer, runtime=engine.session.runtime)
     for method in methods:
         answer, expected = (each.generate(prompt, method=method, max_new_tokens=20) for each in (engine, plain))
@@ -57,7 +66,9 @@ def test_the_model_is_that_of_the_file(tmp_path: Path, family: str, kind: str, t
     assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     assert not model.training
     matrices = [
-        parameter for name, parameter in model.named_parameters() if parameter.dim() > 1 and "mlp.gate." not in name
+        parameter
+        for name, parameter in model.named_parameters()
+        if parameter.dim() > 1 and not any(part in name for part in (".gate.", "router", "conv1d", "bias"))
     ]
     assert all(isinstance(parameter, BlockTensor) for parameter in matrices) == (kind != "F32")
     assert (model.get_output_embeddings().weight is model.get_input_embeddings().weight) == (tied or family == "gemma2")
@@ -69,10 +80,61 @@ def test_the_model_is_that_of_the_file(tmp_path: Path, family: str, kind: str, t
         torch.testing.assert_close(logits(model), logits(unpacked), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("family", UNPACKED)
-def test_transformers_unpacks_other_families(tmp_path: Path, family: str) -> None:
-    exact = write_family(tmp_path / "model.gguf", family, "Q8_0")
+def test_transformers_unpacks_other_families(tmp_path: Path, family: str, tied: bool) -> None:
+    exact = write_family(tmp_path / "model.gguf", family, "Q8_0", tied=tied)
     torch.testing.assert_close(logits(load_pretrained(str(tmp_path / "model.gguf"))[0]), logits(exact))
+
+
+def test_every_architecture_that_is_read_was_compared() -> None:
+    ours, theirs = ({MODEL_ARCH_NAMES[of] for of, *_ in table.values()} for table in (FAMILIES, UNPACKED))
+    assert (ours, theirs) == (set(gguf_families.FAMILIES), set(gguf_families.UNPACKED))
+
+
+@pytest.mark.parametrize("name", sorted(set(MODEL_ARCH_NAMES.values()) - {*gguf_families.FAMILIES, "llama"}))
+def test_no_architecture_is_read_as_another_one(tmp_path: Path, name: str) -> None:
+    """A file with the tensors of a Llama under the name of every other architecture is refused in one sentence."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        write_family(tmp_path / "model.gguf", "llama", "F32", metadata={"general.architecture": name})
+    with pytest.raises(CocoaError, match=r"model\.gguf|complete") as caught:
+        load_pretrained(str(tmp_path / "model.gguf"))
+    assert "\n" not in str(caught.value)
+    if name not in gguf_families.UNPACKED:
+        assert re.search(rf"{name}' are not read; use the model's checkpoint \(safetensors\).*qwen3", str(caught.value))
+
+
+@pytest.mark.parametrize("tensor", ["attn_output.bias", "attn_q_norm.weight", "attn_sinks.weight", "new.weight"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "stablelm", "starcoder2", "qwen35"])
+def test_no_tensor_is_left_out(tmp_path: Path, family: str, tensor: str) -> None:
+    """transformers ignores those that it does not know."""
+    more = {f"blk.0.{tensor}": torch.ones(64)}
+    if family == "starcoder2" and tensor == "attn_output.bias":
+        return  # it has that
+    write_family(tmp_path / "model.gguf", family, "F32", tensors=more)
+    with pytest.raises(ModelLoadError, match=r"would be ignored|has no tensor for|does not speak of"):
+        load_pretrained(str(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize(("family", "kind"), [("gpt_oss", "MXFP4"), ("granitehybrid", "MXFP4"), ("granitemoe", "Q5_0")])
+def test_experts_of_other_types(tmp_path: Path, family: str, kind: str) -> None:
+    exact = write_family(tmp_path / "model.gguf", family, "Q8_0", experts=[kind])
+    packed = load_pretrained(tmp_path / "model.gguf", keeps_blocks=lambda: True)[0]
+    unpacked = load_pretrained(tmp_path / "model.gguf")[0]
+    kinds = {weight.kind for weight in packed.parameters() if isinstance(weight, BlockTensor)}
+    assert kinds == {"Q8_0", "Q5_0"}
+    for model in (packed, unpacked):
+        torch.testing.assert_close(logits(model), logits(exact), atol=1e-4, rtol=1e-4)
+
+
+@given(st.binary(min_size=34, max_size=34).map(lambda data: bytes([100 + data[0] % 40]) + data[1:]))
+def test_mxfp4_blocks_are_exact_in_q5_0(data: bytes) -> None:
+    """With scales that float16 has, which are those of weights."""
+    blocks = np.frombuffer(data[:17], dtype=np.uint8)[None]
+    made = q5_0_of(torch.from_numpy(blocks.copy())).numpy()
+    theirs, ours = (dequantize(each, of) for each, of in ((blocks, Type.MXFP4), (made, Type.Q5_0)))
+    np.testing.assert_allclose(ours, theirs, atol=12 * 2.0**-25, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,19 @@ def test_how_the_rules_cut(byte_level: Callable[[str], GgufFile], pre: str, expe
     assert [piece for piece, _ in rule.pre_tokenize_str("It's 2024/5 ok")] == expected
 
 
+@pytest.mark.parametrize(
+    ("pre", "composes"),
+    [
+        *dict.fromkeys(("qwen2", "qwen35", "command-r", "mpt", "olmo", "stablelm2"), True).items(),
+        *dict.fromkeys(("gpt-2", "smollm", "llama-bpe", "falcon", "tekken"), False).items(),
+    ],
+)
+def test_which_texts_are_composed_first(byte_level: Callable[[str], GgufFile], pre: str, composes: bool) -> None:
+    """As by the normalizer in each model's ``tokenizer.json``, or in Qwen's and StableLM 2's own code."""
+    tokenizer = gguf_tokenizer.load(byte_level(pre))
+    assert (tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")) == composes
+
+
 @pytest.mark.parametrize("pre", [None, "default"])
 def test_a_file_of_the_time_before_the_names(
     byte_level: Callable[[str | None], GgufFile], pre: str | None, caplog: pytest.LogCaptureFixture

@@ -13,11 +13,19 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, BertLMHeadModel, CLIPConfig, LlamaForCausalLM, T5Config, dynamic_module_utils
+from transformers import (
+    AutoModelForImageTextToText,
+    BertConfig,
+    BertLMHeadModel,
+    CLIPConfig,
+    LlamaForCausalLM,
+    T5Config,
+    dynamic_module_utils,
+)
 from transformers.utils import logging as transformers_logging
 from typer.testing import CliRunner
 
-from cocoa_engine import CocoaEngine, CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
+from cocoa_engine import CocoaEngine, CocoaError, ConfigError, ModelLoadError, PromptError, UnsupportedModelError
 from cocoa_engine.cli.app import app
 from cocoa_engine.cli.options import LoadOptions as CommandOptions
 from cocoa_engine.model import embedded, loading
@@ -26,6 +34,8 @@ from cocoa_engine.model.loading import load_pretrained
 from cocoa_integrations.langchain import ChatCocoa
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
+from tests.architectures.small_configs import small_config
+from tests.helpers.model_folders import TEMPLATE
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 
@@ -388,3 +398,24 @@ def test_changed_options_are_those_with_an_effect() -> None:
     assert changed_options({"device_map": None, "dtype": "auto", "model_kwargs": {}}) == []
     assert changed_options({"device_map": "cpu", "dtype": torch.float16}) == ["dtype", "device_map"]
     assert changed_options(LoadOptions(allow_pickle=True, model_name="a")) == ["model_name", "allow_pickle"]
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "mistral3", "smolvlm", "llava", "internvl", "gemma3", "llama4"])
+def test_models_for_images_run_as_text_models(tmp_path: Path, model_type: str) -> None:
+    """A checkpoint of the class for images and texts gives that class's own answers to texts."""
+    model: Any = AutoModelForImageTextToText.from_config(small_config(model_type), dtype=torch.float32).eval()
+    torch.nn.init.normal_(model.get_output_embeddings().weight, std=1.2)
+    model.save_pretrained(tmp_path)
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(tmp_path)
+    engine = CocoaEngine.from_pretrained(str(tmp_path))
+    parts: list[dict[str, Any]] = [{"type": "text", "text": "he"}, {"type": "text", "text": "!"}]
+    message: dict[str, Any] = {"role": "user", "content": parts}
+    prompt = engine.encode_chat([message])
+    answer = engine.chat([message], method="greedy", max_new_tokens=8)
+    expected = model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)[0, len(prompt) :]
+    assert answer.token_ids == expected.tolist()[: len(answer.token_ids)]
+    parts.append({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}})
+    with pytest.raises(PromptError, match=r"'image_url' in message 0 \(user\); the model reads text only"):
+        engine.chat([message])

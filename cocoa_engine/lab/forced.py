@@ -97,8 +97,8 @@ def force(
                 by_record[record] = forced = TeacherForced(record, profile, ends, sourceless)
                 if cache is not None:
                     cache.add(forced)
-        yield from (forced for forced in map(by_record.get, batch) if forced is not None)
         advance(len(batch))
+        yield from (forced for forced in map(by_record.get, batch) if forced is not None)
 
 
 def answer(forced: TeacherForced) -> Segment:

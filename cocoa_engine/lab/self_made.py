@@ -293,11 +293,13 @@ def made_spans(
     ``chat``: they are fed through the model's chat template.
     """
     sets: list[LabelledFeatures] = []
+    parts = _divided(planted_errors(count, seed), rounds)
+    fed = force(engine, itertools.chain.from_iterable(parts), config, chat=chat, cache=cache, advance=advance)
 
     def spans() -> Iterator[LabelledFeatures]:
-        for part in _divided(planted_errors(count, seed), rounds):
-            fed = force(engine, part, config, chat=chat, cache=cache, advance=advance)
-            sets.append(labelled_features(fed, config, engine.num_layers)["span"])
+        for part in parts:
+            of_part = itertools.islice(fed, len(part))
+            sets.append(labelled_features(of_part, config, engine.num_layers)["span"])
             yield replace(LabelledFeatures.pooled(sets), sets=None)
 
     return until_steady(spans())

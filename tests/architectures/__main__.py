@@ -165,8 +165,8 @@ def counts(outcomes: Sequence[Outcome]) -> list[str]:
         f"- **{verdicts['different'] + verdicts['failed']} different or failed.**",
         f"- **{verdicts['no reference']} without a reference**: the engine runs them, and a plain forward pass of the "
         "model gives no hidden states to compare with.",
-        f"- **{verdicts['not buildable']} not buildable**: transformers cannot build or run one here in the sizes of "
-        "the comparison.",
+        f"- **{verdicts['not buildable']} not buildable**: transformers cannot build or run one in the sizes of this "
+        "comparison.",
     ]
 
 

@@ -6,18 +6,18 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Span
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.report import RiskReport, severity
 from cocoa_integrations._shared.citations import find_in, spread
 from cocoa_integrations._shared.limits import Limit
+from cocoa_integrations._shared.tries import Measure as JudgeMeasure
 from cocoa_integrations._shared.workers import in_worker
 
 __all__ = ["AnswerJudge", "JudgeMeasure", "Judgement", "RagasRisk"]
 
-JudgeMeasure = Literal["answer_risk", "mean_risk", "max_risk"]  # the value that is the risk of the answer
 Prompt = Callable[[str, list[str]], str | Sequence[Mapping[str, Any]]]  # of the question and its contexts
 
 

@@ -42,9 +42,9 @@ def require_read(file: GgufFile) -> None:
     architecture, read = Metadata(file).architecture, (*FAMILIES, *UNPACKED)
     if architecture not in read:
         raise ModelLoadError(
-            f"{file.path}: GGUF files of the architecture {short_repr(architecture)} are not read; use the model's "
-            "checkpoint (safetensors) if docs/reference/architectures.md has it as equal, or a file of one of the "
-            f"architectures {', '.join(sorted(read))}"
+            f"{file.path}: GGUF files of the general.architecture {short_repr(architecture)} are not read; use the "
+            "model's checkpoint (safetensors) if docs/reference/architectures.md has it as equal, or a file of one of "
+            f"the architectures {', '.join(sorted(read))}"
         )
 
 

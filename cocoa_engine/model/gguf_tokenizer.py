@@ -74,7 +74,7 @@ PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
 }
 """How a byte-level vocabulary cuts a text, by GGUF's name: published rules, each of which cuts the pieces further."""
 _UNNAMED = (None, "default")  # in files of the time before the names: GPT-2's rule, which all had then
-_COMPOSED = (*_LIKE_QWEN, "qwen35", "command-r", "mpt", "olmo", "stablelm2")  # their texts are composed first (NFC)
+_COMPOSED = (*_LIKE_QWEN, "command-r", "mpt", "olmo", "stablelm2")  # their texts are composed first (NFC)
 _BEGINNING = (*_LIKE_LLAMA_3, "tekken")  # older files begin texts without saying so
 _WHOLE_WORDS_FIRST = (*_BEGINNING, "minicpm5")  # their merges apply to words that are no token
 _WITH_SPACES = ("llama", "gemma4")  # models whose tokens are written with "▁", and bytes as <0x0A>

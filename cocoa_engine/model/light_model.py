@@ -102,7 +102,9 @@ def _norm(width: int) -> _Part:
 
 
 def _layer(config: Any, model_type: str) -> _Part:
-    width, inner, head_dim, bias = config.hidden_size, config.intermediate_size, config.head_dim, model_type == "qwen2"
+    width, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    biased, mlp_biased = (bool(getattr(config, f"{part}_bias", False)) for part in ("attention", "mlp"))
+    bias = biased or model_type == "qwen2"
     heads, kv_heads = (count * head_dim for count in (config.num_attention_heads, config.num_key_value_heads))
     norms = {"q_norm": _norm(head_dim), "k_norm": _norm(head_dim)} if model_type == "qwen3" else {}
     attention = _Part(
@@ -111,13 +113,13 @@ def _layer(config: Any, model_type: str) -> _Part:
         q_proj=nn.Linear(width, heads, bias=bias),
         k_proj=nn.Linear(width, kv_heads, bias=bias),
         v_proj=nn.Linear(width, kv_heads, bias=bias),
-        o_proj=nn.Linear(heads, width, bias=False),
+        o_proj=nn.Linear(heads, width, bias=biased),
         **norms,
     )
     sizes = {"gate_proj": (width, inner), "up_proj": (width, inner), "down_proj": (inner, width)}
     return _Part(
         self_attn=attention,
-        mlp=_Part(**{name: nn.Linear(*size, bias=False) for name, size in sizes.items()}),
+        mlp=_Part(**{name: nn.Linear(*size, bias=mlp_biased) for name, size in sizes.items()}),
         input_layernorm=_norm(width),
         post_attention_layernorm=_norm(width),
     )

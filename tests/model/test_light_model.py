@@ -38,6 +38,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "llama, by frequency": {"tensors": {"rope_freqs.weight": torch.linspace(1, 8, 8)}},
     "qwen2": {"tied": False},
     "qwen3": {},
+    "llama-biases": {},
 }
 
 

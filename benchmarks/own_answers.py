@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +53,9 @@ class Asked(NamedTuple):
 
 def short_questions(path: Path, limit: int) -> Iterator[Asked]:
     """Questions that are asked as they are."""
-    for number, question in enumerate(islice(read_questions(path), limit)):
+    questions = list(read_questions(path))
+    Random(SEED).shuffle(questions)
+    for number, question in enumerate(questions[:limit]):
         yield Asked(f"{number}", f"{number}", _user(question.text), question.is_right)
 
 

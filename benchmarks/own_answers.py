@@ -2,9 +2,11 @@
 
     python -m benchmarks.own_answers ask --model model.gguf --name "Qwen 0.5B" --nq nq.jsonl --rag rag.jsonl
     python -m benchmarks.own_answers table
+    python -m benchmarks.own_answers right --models "Qwen 0.5B" "Qwen 1.5B" --named "Qwen2.5-Coder of 0.5B and 1.5B"
 
 ``ask`` answers questions with known answers, adds the scores of each answer to a CSV file, and continues where it
-stopped. The sets are the short questions of this folder, invented passages, and those whose files are given.
+stopped. The sets are the short questions of this folder, invented passages, and those whose files are given. ``right``
+prints the distribution of the surprisal of models' right answers, among which answers of other models are ranked.
 """
 
 from __future__ import annotations
@@ -27,12 +29,15 @@ from sklearn.metrics import roc_auc_score
 
 from benchmarks.rag_questions import RagQuestion, is_right, messages
 from cocoa_engine import CocoaEngine, Generation
+from cocoa_engine.equations import ANSWER_TOKENS
 from cocoa_engine.lab.data import read_questions
 from cocoa_engine.lab.files import parsed, read_json_lines
 from cocoa_engine.lab.fit import LabelledFeatures, fit_only
+from cocoa_engine.lab.heads import STOPPED, quantiles
 from cocoa_engine.lab.records import Question
 from cocoa_engine.lab.self_made import made_questions
 from cocoa_engine.lab.thresholds import expected_calibration_error, reliability
+from cocoa_engine.methods.retrieval_heads import RightAnswers
 from cocoa_integrations.evaluation.metrics import rouge_l
 from cocoa_integrations.evaluation.tasks import load_samples
 
@@ -215,6 +220,12 @@ class Answers(NamedTuple):
             for kind in dict.fromkeys(self.sets[self.models == model].tolist()):
                 yield model, kind, np.flatnonzero((self.models == model) & (self.sets == kind))
 
+    def surprisals(self) -> Floats:
+        """The surprisal of each answer, ``[n]``, see :func:`.answer_surprisal`."""
+        mean = self.scores["-mean log p"]
+        lengths = np.divide(self.scores["-log p"], mean, out=np.ones_like(mean), where=mean > 0)
+        return mean * np.minimum(lengths, ANSWER_TOKENS)
+
     def left_out(self) -> Floats:
         """The risk of each answer, ``[n]``, by a logistic model of log(-log p) and mean entropy of the other models.
 
@@ -248,6 +259,16 @@ def table(answers: Answers) -> Iterator[str]:
         yield f"| {model} | {kind} | {wrong.sum()} of {len(own)} | {' | '.join(areas)} | {error:.2f} |"
 
 
+def right_answers(answers: Answers, models: Sequence[str], named: str) -> RightAnswers:
+    """The distribution of right answers to all sets but TruthfulQA."""
+    right = ~answers.wrong & np.isin(answers.models, models) & (answers.sets != NOT_FITTED)
+    least = -np.expm1(-answers.scores["-min log p"][right])
+    surprisals = answers.surprisals()
+    closed, passage = (quantiles(surprisals[right & (answers.closed == closed)]) for closed in (True, False))
+    threshold = round(float(np.quantile(least, 1 - STOPPED)), 4)
+    return RightAnswers(of=named, closed_book=closed, passage=passage, span_threshold=threshold)
+
+
 def main() -> None:
     """Ask a model, or print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.own_answers", description=__doc__)
@@ -260,11 +281,17 @@ def main() -> None:
     asking.add_argument("--limit", type=int, default=150, help="questions of each set (default: %(default)s)")
     asking.add_argument("--batch", type=int, default=8)
     asking.add_argument("--threads", type=int, default=2)
-    for command in (asking, commands.add_parser("table", help="print the table")):
+    showing = commands.add_parser("right", help="print the distribution of models' right answers")
+    showing.add_argument("--models", nargs="+", required=True)
+    showing.add_argument("--named", required=True, help="whose answers they are, for a reader")
+    for command in (asking, showing, commands.add_parser("table", help="print the table")):
         command.add_argument("--answers", type=Path, default=ANSWERS, help="default: %(default)s")
     options = parser.parse_args()
     if options.command == "ask":
         ask(options)
+        return
+    if options.command == "right":
+        print(right_answers(Answers.of(read(options.answers)), options.models, options.named).model_dump_json())
         return
     console, text = Console(), "\n".join(table(Answers.of(read(options.answers))))
     console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal, markup=False)

@@ -230,6 +230,10 @@ class CocoaEngine:
         self._session.require_process()
         return self._risk.applying(config)
 
+    def rated(self, answer: Generation) -> Generation:
+        """An answer, or a part of one, with the ``answer_risk`` that follows from its spans."""
+        return self._risk.measure(answer.config).rated(answer)
+
     def with_calibrator(self, calibrator: RiskCalibrator | str | Path) -> Self:
         """This engine with another calibrator; everything else is shared, the running batch included.
 
@@ -245,9 +249,8 @@ class CocoaEngine:
         return self if self.calibrator is None else self._with(RiskPolicy(self._session, None))
 
     def without_answer_risk(self) -> Self:
-        """This engine without a calibrator for answers, for texts that are parts of answers; all else is shared."""
-        has_one = self.calibrator is not None and self.calibrator.answer is not None
-        return self._with(self._risk.spans_only()) if has_one else self
+        """This engine without a risk of answers, for texts that are parts of answers; all else is shared."""
+        return self._with(self._risk.spans_only())
 
     def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
         """Token ids of a text.

@@ -8,8 +8,9 @@ Scores compare the pooled states of layers. They are computed in float32 for eve
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from math import expm1, inf
+from math import expm1, inf, isnan
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:  # settings and results can be imported without torch
@@ -89,6 +90,33 @@ def _total(values: Any) -> Any:
 def improbability(log_prob: float) -> float:
     """1 - p of a token with log p, in [0, 1], also where p is nearly 1."""
     return abs(expm1(log_prob))  # abs: not -0.0
+
+
+ANSWER_TOKENS = 24
+"""The number of tokens that count in the surprisal of a longer answer."""
+
+
+def answer_surprisal(token_log_probs: Sequence[float]) -> float:
+    """-log p of an answer's tokens, in nats; of t > 24 tokens, 24 / t of it, so that a long answer is not surprising
+    by its length alone."""
+    return -sum(token_log_probs) * min(1.0, ANSWER_TOKENS / len(token_log_probs))
+
+
+def distribution(quantiles: Sequence[float], value: float) -> float:
+    """F(value), in [0, 1], of the distribution with these quantiles (at equal steps from 0 to 1), linear between them.
+
+    At a value that equals some quantiles, F is the middle of their levels. F(NaN) is NaN.
+    """
+    if isnan(value):
+        return value
+    last = len(quantiles) - 1
+    before, after = bisect_left(quantiles, value), bisect_right(quantiles, value)
+    if before < after:
+        return (before + after - 1) / 2 / last
+    if before in (0, len(quantiles)):
+        return 1.0 if before else 0.0
+    low, high = quantiles[before - 1], quantiles[before]
+    return (before - 1 + (value - low) / (high - low)) / last
 
 
 def entropy(log_p: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from cocoa_engine.errors import ConfigError, unknown
 from cocoa_engine.rendering.wording import SOURCES
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.units import MeasuredText
-from cocoa_engine.spans import FinishReason, RiskSource, Span
+from cocoa_engine.spans import AnswerRiskSource, FinishReason, RiskSource, Span
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -345,10 +345,12 @@ class RiskSummary(ReportEntry):
     threshold: Finite
     """Risk from which spans are flagged: the calibrator's threshold, or the default of `risk_source`. `None` for a raw
     MLDS, and where answers with different sources are joined."""
-    answer_threshold: Finite = Field(description="Threshold of `answer_risk`; `None` without a calibrator for answers.")
+    answer_threshold: Finite = Field(description="Threshold of `answer_risk`; `None` without one.")
     answer_risk: Finite
-    """Probability that the answer is wrong as a whole, from its spans after the reasoning; `None` without a calibrator
-    for answers."""
+    """Risk of the answer as a whole, from its spans after the reasoning, in [0, 1]; `None` in a partial report."""
+    answer_risk_source: AnswerRiskSource | None
+    """Where `answer_risk` comes from: `calibrator`, an estimated probability that the answer is wrong; `rank`, the
+    share of right answers that were less surprising to the model."""
     out_of_domain: bool = False
     """Only if true: the answer is unlike those that the calibrator was fitted on, as a whole or in more than a tenth of
     its spans (at least two), and its risks may be meaningless."""
@@ -430,6 +432,7 @@ class RiskReport(RiskSummary):
             risk_source=generation.risk_source,
             threshold=generation.threshold,
             answer_risk=answered.answer_risk,
+            answer_risk_source=answered.answer_risk_source,
             answer_threshold=generation.answer_threshold,
             model_name=generation.model_name,
             out_of_domain=answered.out_of_domain or None,
@@ -445,7 +448,8 @@ class RiskReport(RiskSummary):
     @classmethod
     def of_spans(cls, spans: Sequence[SpanReport], **values: Any) -> RiskReport:
         """The report of some spans, those of reasoning included, with further fields that are not ``None``."""
-        absent = dict.fromkeys(("method", "risk_source", "threshold", "answer_risk", "answer_threshold"))
+        names = ("method", "risk_source", "threshold", "answer_risk", "answer_risk_source", "answer_threshold")
+        absent = dict.fromkeys(names)
         values = {**absent, **{name: value for name, value in values.items() if value is not None}}
         if any(span.part is not None for span in spans):
             thoughts = [span for span in spans if span.is_reasoning]

@@ -14,7 +14,7 @@ from cocoa_engine.arguments import ResultModel
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import con_mlds_of, f_mlds_of
 from cocoa_engine.risk import Check, MeasuredText, Unit
-from cocoa_engine.spans import CLOSED_BOOK_TOKENS, Competition, FinishReason, RiskSource, Span, Usage
+from cocoa_engine.spans import CLOSED_BOOK_TOKENS, AnswerRiskSource, Competition, FinishReason, RiskSource, Span, Usage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,14 +36,19 @@ class Generation(ResultModel):
     config: CocoaConfig = Field(description="The settings of the decode.")
     model_name: str | None = None
     answer_risk: float | None = None
-    """Probability that the answer is wrong as a whole. `None` without a calibrator for answers."""
+    """The risk of the answer as a whole, in [0, 1], by ``answer_risk_source``. `None` without spans, and for a text
+    scored as given without a calibrator for answers."""
+    answer_risk_source: AnswerRiskSource | None = None
+    """calibrator: the estimated probability that the answer is wrong. rank: the share of right answers that were less
+    surprising to the model, see :class:`.RightAnswers`; it is not a probability."""
     threshold: float | None = None
     """The risk from which spans are flagged: the calibrator's chosen threshold, or the default of ``risk_source``.
     `None` if there is none, as for a raw MLDS."""
     answer_threshold: float | None = None
-    """The threshold of ``answer_risk``. `None` without a calibrator for answers."""
+    """The threshold of ``answer_risk``; a rank reaches its threshold in a tenth of the right answers."""
     calibrated_on: str | None = None
-    """What ``answer_risk`` was fitted on. It holds for answers like those only."""
+    """What ``answer_risk`` was fitted on, or whose right answers it is ranked among. It holds for answers like those
+    only."""
     answer_out_of_domain: bool = False
     """Whether the answer as a whole is unlike those that `answer_risk` was fitted on, so that the risk may mean
     little."""

@@ -8,6 +8,7 @@ from cocoa_engine.arguments import ResultModel
 
 FinishReason = Literal["stop", "eos", "length", "risk"]
 
+AnswerRiskSource = Literal["calibrator", "rank"]
 RiskSource = Literal["calibrator", "source_attention", "token_probability", "f_mlds", "con_mlds"]
 """The value that a risk was computed from. The first three lie in [0, 1], the raw MLDS in [0, 2]."""
 

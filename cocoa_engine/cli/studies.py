@@ -211,11 +211,16 @@ def heads(
     with reserved(*files, overwrite=overwrite), measured.measured_answers(context, cache) as folder:
         progress = Progress("heads")
         engine = load_engine(model, loading, progress=progress)
-        from cocoa_engine.lab.heads import ROUNDS, find_retrieval_heads, with_reference  # imports torch
+        from cocoa_engine.lab.heads import (  # imports torch
+            ROUNDS,
+            find_retrieval_heads,
+            with_reference,
+            with_right_answers,
+        )
         from cocoa_engine.methods.retrieval_heads import keep, spread_heads_of
 
         tokens = 0 if spread else ROUNDS * sum(sizes)
-        progress.plan({"reading texts": tokens, "answering": TOKENS * prompts})
+        progress.plan({"reading texts": tokens, "answering": TOKENS * prompts, "asking": TOKENS * prompts})
         if spread:
             if (over_layers := spread_heads_of(engine.session.model)) is None:
                 raise ConfigError("this model has no layer that attends to the whole prompt")
@@ -229,6 +234,8 @@ def heads(
         if prompts:
             with progress.stage("answering", "prompts", prompts, fate=partial(measured.fate, folder)) as stage:
                 heads = with_reference(engine, heads, prompts=prompts, on_progress=stage.at, cache=folder)
+            with progress.stage("asking", "questions", 2 * prompts, fate=partial(measured.fate, folder)) as stage:
+                heads = with_right_answers(engine, heads, questions=prompts, on_progress=stage.at, cache=folder)
         lines = [f"{len(heads.heads)} heads of {heads.model_name}, {how}"]
         if heads.reference is not None:
             low, middle, high = (heads.reference[len(heads.reference) * part // 20] for part in (1, 10, 19))
@@ -236,6 +243,11 @@ def heads(
                 f"source attention of {heads.reference_spans} own spans: 5 % below {low:.3f}, half below "
                 f"{middle:.3f}, 95 % below {high:.3f}"
             )
+        if (own := heads.right_answers) is not None:
+            closed, passage = (of_kind[len(of_kind) // 2] for of_kind in (own.closed_book, own.passage))
+            lines.append(f"surprisal of own right answers: half below {closed:.2f}, with a passage {passage:.2f} nats")
+        elif prompts:
+            lines.append("too few right answers: answers of this model are ranked among those of other models")
         if out is not None:
             write_file(out, heads.model_dump_json(indent=1) + "\n")
             lines.append(f"Written to {out}.")

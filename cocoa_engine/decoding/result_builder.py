@@ -60,7 +60,7 @@ def complete_span(
 def make_generation(
     spans: Sequence[Span], config: CocoaConfig, measure: RiskMeasure, usage: dict[str, int], **values: Any
 ) -> Generation:
-    """The answer that consists of ``spans``, as the calibrator rates it.
+    """The answer that consists of ``spans``, with its risk as a whole.
 
     ``usage`` and ``values`` are the fields of :class:`.Usage` and :class:`.Generation` that do not follow from them.
     """
@@ -76,4 +76,4 @@ def make_generation(
         source_heads="spread" if measure.spread and any(span.token_source_attention for span in spans) else None,
         **values,
     )
-    return generation if measure.calibrator is None else measure.calibrator.rated(generation)
+    return measure.rated(generation)

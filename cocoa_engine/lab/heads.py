@@ -1,5 +1,6 @@
 """Retrieval heads: search with facts in long texts, and the reference distribution of their attention."""
 
+import json
 import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,14 +20,17 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.request import capture_spec
 from cocoa_engine.decoding.result_builder import token_ends
 from cocoa_engine.engine import CocoaEngine
+from cocoa_engine.equations import answer_surprisal, improbability
 from cocoa_engine.errors import PromptError, UnsupportedModelError
 from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
 from cocoa_engine.lab.measured import request_prompt
-from cocoa_engine.lab.self_made import Fact, Passage, passages
+from cocoa_engine.lab.records import Question
+from cocoa_engine.lab.self_made import Fact, Passage, made_questions, passages
 from cocoa_engine.methods.retrieval_heads import (
     SOURCE_HEADS,
     RetrievalHeads,
+    RightAnswers,
     ScoredHead,
     heads_of_model,
     keep,
@@ -276,9 +280,61 @@ def with_reference(
             f"{engine.model_name} wrote {len(values)} spans with a known source attention in {prompts} answers; at "
             f"least {MIN_SPANS} are needed. {remedy}."
         )
-    knots = np.quantile(np.array(values), np.linspace(0, 1, KNOTS)).clip(0, 1)
-    rounded = [round(float(knot), 6) for knot in knots]
-    return heads.model_copy(update={"reference": rounded, "reference_spans": len(values)})
+    return heads.model_copy(update={"reference": quantiles(np.clip(values, 0, 1)), "reference_spans": len(values)})
+
+
+def quantiles(values: NDArray[np.float64]) -> list[float]:
+    """The quantiles of a distribution that are kept."""
+    return [round(float(knot), 6) for knot in np.quantile(values, np.linspace(0, 1, KNOTS))]
+
+
+SHORT = Path(__file__).with_name("short_questions.json")
+STOPPED, MIN_RIGHT = 0.1, 10
+"""The share of right answers that the threshold of spans stops, and the fewest right answers of a distribution."""
+
+
+def with_right_answers(
+    engine: CocoaEngine,
+    heads: RetrievalHeads,
+    *,
+    questions: int = PROMPTS,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    cache: CacheFolder | None = None,
+) -> RetrievalHeads:
+    """Measure how surprising a model's own right answers are; see :class:`.RightAnswers`.
+
+    The model answers ``questions`` short questions and as many about invented passages, a third of which have no answer
+    there. The other arguments are those of :func:`with_reference`.
+
+    Returns:
+        The heads with ``right_answers``; without them if the model gives too few right answers to either kind.
+    """
+    short = [Question(text, None, tuple(known), text) for text, *known in json.loads(SHORT.read_text("utf-8"))]
+    asked: list[Question] = [*short[:questions], *made_questions(count=questions, seed=11)]
+    requests = (question.text if question.context is None else question.request for question in asked)
+    prompts = [request_prompt(engine, request) for request in requests]
+    config = engine.config.replace(max_new_tokens=MAX_NEW_TOKENS, max_risk=None, method="cocoa-sig")
+    answer_cache = None if cache is None else AnswerCache(cache, "right", engine, config)
+    done, right = list[int](), list[tuple[bool, list[float]]]()
+
+    def advance(count: int) -> None:
+        done.append(count)
+        on_progress(sum(done), len(asked))
+
+    for question, values in answered(engine, asked, prompts, config, _log_probs, cache=answer_cache, advance=advance):
+        if values["log_probs"] and question.is_right(values["text"]):
+            right.append((question.context is None, values["log_probs"]))
+    surprisals = [[answer_surprisal(row) for closed, row in right if closed == kind] for kind in (True, False)]
+    if min(map(len, surprisals)) < MIN_RIGHT:
+        return heads
+    closed_book, passage = (quantiles(np.array(of_kind)) for of_kind in surprisals)
+    threshold = round(float(np.quantile([improbability(min(row)) for _, row in right], 1 - STOPPED)), 4)
+    own = RightAnswers(of=engine.model_name, closed_book=closed_book, passage=passage, span_threshold=threshold)
+    return heads.model_copy(update={"right_answers": own})
+
+
+def _log_probs(answer: Generation) -> dict[str, Any]:
+    return {"text": answer.text, "log_probs": [value for span in answer.spans for value in span.token_log_probs]}
 
 
 def _attention(answer: Generation) -> dict[str, Any]:

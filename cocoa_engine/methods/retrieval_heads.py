@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from filelock import FileLock
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from cocoa_engine.arguments import ValidatedModel
 from cocoa_engine.cache_directory import cache_directory, is_private, private_folder, write_note
+from cocoa_engine.equations import answer_surprisal, distribution
 from cocoa_engine.errors import ConfigError, safe_logger
 
 if TYPE_CHECKING:  # settings can be imported without torch
@@ -31,6 +31,12 @@ MAX_MASKED = 50
 """The number of heads that the DeCoRe paper masks in models with about 1,000 heads."""
 
 
+def _rising(quantiles: list[float]) -> list[float]:
+    if sorted(quantiles) != quantiles or not all(map(math.isfinite, quantiles)):
+        raise ValueError("quantiles must be finite and must not decrease")
+    return quantiles
+
+
 class ScoredHead(BaseModel):
     """An attention head and its retrieval score. Layers and heads are counted from 0."""
 
@@ -39,6 +45,35 @@ class ScoredHead(BaseModel):
     layer: int = Field(ge=0)
     head: int = Field(ge=0)
     score: float = Field(ge=0, le=1, description="Mean share of a fact's tokens that the head copied.")
+
+
+Quantiles = Annotated[list[float], Field(min_length=2), AfterValidator(_rising)]
+"""Quantiles of a distribution at equal steps from 0 to 1."""
+
+
+class RightAnswers(BaseModel):
+    """How surprising right answers are: the distribution among which the answers of a model are ranked.
+
+    Attributes:
+        of: whose right answers they are, for a reader.
+        closed_book, passage: the distribution of :func:`.answer_surprisal` of right answers to questions without and
+            with a passage.
+        span_threshold: 1 - p of the least probable token of an answer, which a tenth of these answers reaches.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    of: str
+    closed_book: Quantiles
+    passage: Quantiles
+    span_threshold: float = Field(gt=0, le=1)
+
+    def rank(self, token_log_probs: Sequence[float], *, closed_book: bool) -> float:
+        """The share of the right answers that are less surprising than an answer, in [0, 1].
+
+        A gate at the rank r stops a share 1 - r of right answers like these. It is not a probability of being wrong.
+        """
+        return distribution(self.closed_book if closed_book else self.passage, answer_surprisal(token_log_probs))
 
 
 class RetrievalHeads(ValidatedModel):
@@ -52,6 +87,7 @@ class RetrievalHeads(ValidatedModel):
         reference: the distribution of the source attention of the model's own spans, measured with the best heads on
             prompts with a source: its quantiles at equal steps from 0 to 1. `None` if it was not measured.
         reference_spans: the number of those spans.
+        right_answers: the distribution of the model's own right answers. `None` if it was not measured.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -61,16 +97,16 @@ class RetrievalHeads(ValidatedModel):
     num_heads: int
     samples: int
     heads: list[ScoredHead] = Field(min_length=1)
-    reference: list[float] | None = Field(None, min_length=2)
+    reference: Quantiles | None = None
     reference_spans: int = 0
+    right_answers: RightAnswers | None = None
 
     @model_validator(mode="after")
     def _heads_of_the_model(self) -> RetrievalHeads:
         if any(head.layer >= self.num_layers or head.head >= self.num_heads for head in self.heads):
             raise ValueError(f"a head is outside the {self.num_layers} layers of {self.num_heads} heads")
-        quantiles = self.reference or [0.0]
-        if sorted(quantiles) != quantiles or not 0 <= quantiles[0] <= quantiles[-1] <= 1:
-            raise ValueError("reference must hold quantiles in [0, 1] that do not decrease")
+        if self.reference and not 0 <= self.reference[0] <= self.reference[-1] <= 1:
+            raise ValueError("reference must hold quantiles in [0, 1]")
         return self
 
     def best(self, count: int | None) -> tuple[tuple[int, int], ...]:
@@ -97,14 +133,7 @@ class RetrievalHeads(ValidatedModel):
         """
         if self.reference is None or source_attention is None or not math.isfinite(source_attention):
             return None
-        knots, last = self.reference, len(self.reference) - 1
-        before, after = bisect_left(knots, source_attention), bisect_right(knots, source_attention)
-        if before < after:  # equal to some knots: the middle of their levels
-            return 1 - (before + after - 1) / 2 / last
-        if before in (0, len(knots)):
-            return 0.0 if before else 1.0
-        low, high = knots[before - 1], knots[before]
-        return 1 - (before - 1 + (source_attention - low) / (high - low)) / last
+        return 1 - distribution(self.reference, source_attention)
 
 
 SOURCE_HEADS = 20

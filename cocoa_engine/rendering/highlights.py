@@ -10,7 +10,7 @@ from typing import Protocol
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import safe
 from cocoa_engine.risk import LOWEST_SHADE, Check, Unit
-from cocoa_engine.spans import RAW, RiskSource, Span, Usage
+from cocoa_engine.spans import RAW, AnswerRiskSource, RiskSource, Span, Usage
 
 
 class Answer(Protocol):
@@ -36,6 +36,9 @@ class Answer(Protocol):
 
     @property
     def answer_risk(self) -> float | None: ...
+
+    @property
+    def answer_risk_source(self) -> AnswerRiskSource | None: ...
 
     @property
     def risk_source(self) -> RiskSource | None: ...

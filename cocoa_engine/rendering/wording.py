@@ -107,7 +107,8 @@ def describe_answer(answer: Answer) -> str:
     )
     reason, risk = answer.finish_reason, answer.answer_risk
     end = f", {FINISH_REASONS.get(reason, reason)}" if reason else ""
-    whole = "" if risk is None else f" Risk of the answer as a whole: {risk:.3f}, calibrated."
+    kind = "a rank among right answers" if answer.answer_risk_source == "rank" else "calibrated"
+    whole = "" if risk is None else f" Risk of the answer as a whole: {risk:.3f}, {kind}."
     return f"{answer.config.method}: {', '.join(counts)}{end}.{whole}"
 
 
@@ -171,6 +172,10 @@ RISKY_LEVEL = 2
 
 def verdict(answer: Answer) -> str:
     """Two or three short sentences: the risk of the answer as a whole, or where it may be wrong without it."""
+    if answer.answer_risk_source == "rank" and answer.answer_risk is not None:
+        share = "" if isnan(answer.answer_risk) else f" {100 * answer.answer_risk:.0f} % of"
+        whole = safe(f"Whole answer: less sure than{share} right answers ({answer.calibrated_on}).")
+        return f"{whole} {finding(answer)} {NOT_CALIBRATED}"
     if answer.answer_risk is not None:
         risk = "wrong" if answer.answer_risk != answer.answer_risk else f"{100 * answer.answer_risk:.0f} % likely wrong"
         data = (answer.calibrated_on or "").partition(" (")[0]  # without its source and licence

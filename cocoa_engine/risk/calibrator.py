@@ -198,6 +198,7 @@ class RiskCalibrator(SettingsModel, Part):
             outside = fitted.is_out_of_domain(features)
             update |= {
                 "answer_risk": fitted(features),
+                "answer_risk_source": "calibrator",
                 "answer_threshold": threshold_of(fitted),
                 "calibrated_on": fitted.data,
                 "answer_out_of_domain": outside,

@@ -2,7 +2,8 @@
 
 import copy
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -11,21 +12,28 @@ from cocoa_engine.equations import improbability
 from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.execution.backends import Backend
 from cocoa_engine.execution.session import Session
-from cocoa_engine.methods.retrieval_heads import RetrievalHeads, are_spread, heads_of_model, source_heads
+from cocoa_engine.methods.retrieval_heads import (
+    RetrievalHeads,
+    RightAnswers,
+    are_spread,
+    heads_of_model,
+    source_heads,
+)
 from cocoa_engine.model.configs import attention_heads
 from cocoa_engine.model.language_model import dtype_name
-from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, embedded_calibrator
+from cocoa_engine.risk.calibrator import AnswerT, CalibrationWarning, RiskCalibrator, embedded_calibrator
 from cocoa_engine.risk.fitted import threshold_of
 from cocoa_engine.spans import RiskSource, Span
 
-TOKEN_THRESHOLD = 0.9
-"""The risk from which a span is flagged by its least probable token: a token of probability 0.1 or less."""
+ANSWER_THRESHOLD = 0.9
+"""The rank among right answers from which an answer is too risky: a tenth of right answers like these reach it."""
+
+GENERAL = Path(__file__).parent / "right_answers.json"
+"""The right answers of the models that were measured, for models whose own were not (`cocoa heads` measures them)."""
 
 RANK_THRESHOLD = 0.95
 """The risk from which a span is flagged by its source attention: it is among the twentieth of the model's spans that
 attend least to their source. Of 108 right answers about a passage, 82 % have no such span."""
-
-THRESHOLDS: dict[RiskSource, float] = {"source_attention": RANK_THRESHOLD, "token_probability": TOKEN_THRESHOLD}
 
 
 class RiskOfSpan(NamedTuple):
@@ -46,6 +54,8 @@ class RiskMeasure:
         heads: the model's retrieval heads, whose reference distribution ranks source attention.
         otherwise: what the risk of a span is computed from if ``source`` was not measured for it; `None`: it has none.
         spread: whether the source attention is that of heads that were not searched for.
+        right_answers: the right answers that give the threshold of ``token_probability``.
+        ranks: whether an answer without a calibrated risk is ranked among them.
     """
 
     source: RiskSource
@@ -53,6 +63,8 @@ class RiskMeasure:
     heads: RetrievalHeads | None = None
     otherwise: RiskSource | None = None
     spread: bool = False
+    right_answers: RightAnswers = field(default_factory=lambda: right_answers_of(None))
+    ranks: bool = False
 
     def __call__(self, span: Span) -> RiskOfSpan:
         """The risk of a span."""
@@ -69,7 +81,25 @@ class RiskMeasure:
         """The threshold of a source of risk; `None` if there is none, as for a raw MLDS."""
         if source == "calibrator" and self.calibrator is not None and self.calibrator.span is not None:
             return threshold_of(self.calibrator.span)
-        return None if source is None else THRESHOLDS.get(source)
+        if source == "token_probability":
+            return self.right_answers.span_threshold
+        return RANK_THRESHOLD if source == "source_attention" else None
+
+    def rated(self, generation: AnswerT) -> AnswerT:
+        """The answer with its risk as a whole: the calibrator's, or its rank among right answers."""
+        if self.calibrator is not None:
+            generation = self.calibrator.rated(generation)
+        if not self.ranks or generation.answer_risk is not None or not generation.spans:
+            return generation
+        log_probs = [log_prob for span in generation.spans for log_prob in span.token_log_probs]
+        return generation.model_copy(
+            update={
+                "answer_risk": self.right_answers.rank(log_probs, closed_book=generation.closed_book),
+                "answer_risk_source": "rank",
+                "answer_threshold": ANSWER_THRESHOLD,
+                "calibrated_on": self.right_answers.of,
+            }
+        )
 
     def _value(self, source: RiskSource, span: Span) -> float | None:
         if source == "calibrator":
@@ -80,6 +110,16 @@ class RiskMeasure:
         if source == "token_probability":
             return token_risk(span.token_log_probs)
         return span.f_mlds if source == "f_mlds" else span.con_mlds
+
+
+@lru_cache(maxsize=1)
+def _general() -> RightAnswers:
+    return RightAnswers.model_validate_json(GENERAL.read_bytes())
+
+
+def right_answers_of(heads: RetrievalHeads | None) -> RightAnswers:
+    """A model's own right answers, measured with its heads, or else those of the measured models."""
+    return (heads.right_answers if heads is not None else None) or _general()
 
 
 def token_risk(token_log_probs: list[float]) -> float:
@@ -143,6 +183,7 @@ class RiskPolicy:
         self._session = session
         self._automatic = calibrator == "auto"
         self._warned: set[str] = set()
+        self._ranks = True
         if self._automatic:
             embedded = embedded_calibrator()
             fits = embedded.model_name == session.model_name and self._obstacle(embedded) is None
@@ -156,9 +197,10 @@ class RiskPolicy:
             )
 
     def spans_only(self) -> "RiskPolicy":
-        """The same without a calibrator of answers."""
+        """The same without a risk of answers."""
         other = copy.copy(self)
         other.calibrator = None if self.calibrator is None else self.calibrator.spans_only()
+        other._ranks = False
         return other
 
     def fitting(self, config: CocoaConfig) -> RiskCalibrator | None:
@@ -193,7 +235,12 @@ class RiskPolicy:
         if fitted is not None and set(measured) != set(source_heads(config.decore_heads, model)):
             heads = None  # the calibrator's heads are measured, and the reference distribution is of others
         measure = risk_measure(config, calibrator, heads, has_source=bool(source))
-        return replace(measure, spread=are_spread(measured, of_model, model))
+        return replace(
+            measure,
+            spread=are_spread(measured, of_model, model),
+            right_answers=right_answers_of(of_model),
+            ranks=self._ranks and not of_given_text,
+        )
 
     def warn_of_domain(self, outside: bool) -> None:
         """Warn, once for each engine, if an answer is outside the domain of the calibrator."""

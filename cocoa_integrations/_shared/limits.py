@@ -55,7 +55,9 @@ def highest(spans: Sequence[SpanReport], metric: Metric, unit: UnitLevel = "span
 
 
 def kind_of(metric: str, report: RiskReport) -> tuple[str, str | None]:
-    """The metric, and for a risk of spans its ``risk_source``: values of different kinds have no order."""
+    """The metric, and for a risk its source: values of different kinds have no order."""
+    if metric == "answer_risk":
+        return metric, report.answer_risk_source
     return metric, report.risk_source if metric in ("risk", "max_risk", "mean_risk") else None
 
 

@@ -189,8 +189,7 @@ def _answered(generation: Generation, spans: list[Span], engine: CocoaEngine) ->
         update={"spans": spans, "token_ids": token_ids, "text": text, "answer_risk": None, "competition": None}
     )
     answered = answered.model_copy(update={"out_of_domain": answered.has_spans_out_of_domain})
-    calibrator = engine.calibrator_for(generation.config)
-    return answered if calibrator is None else calibrator.rated(answered)
+    return answered if generation.answer_risk is None else engine.rated(answered)
 
 
 class ReasoningSplitter:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from cocoa_engine import CocoaEngine
 from cocoa_engine.cli.app import app
 from cocoa_engine.rendering.terminal import check_list
-from cocoa_engine.rendering.wording import NOT_CALIBRATED, finding, verdict
+from cocoa_engine.rendering.wording import NOT_CALIBRATED, verdict
 from tests.helpers.cocoa import Cocoa, assert_refused, successful
 from tests.helpers.obedient import Wavers, wavering
 from tests.helpers.reasoning_models import PLAIN, Says, reasoning_engine
@@ -93,7 +93,7 @@ def test_piped_questions_are_turns_of_one_chat(cocoa: Cocoa, model: CocoaEngine,
     result = successful(cocoa("Who?", "", "And when?"))
     assert [call["messages"] for call in calls] == [USER, turns]
     assert result.stdout.startswith(f"{verdict(first)}\n\n")
-    assert f"\n\n{finding(second)}\n\n" in result.stdout
+    assert f"\n\n{verdict(second).removesuffix(f' {NOT_CALIBRATED}')}\n\n" in result.stdout
     assert result.stdout.count(NOT_CALIBRATED) == 1
     assert second.text != first.text
     assert "\x1b" not in result.stdout

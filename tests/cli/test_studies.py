@@ -397,8 +397,8 @@ def test_prompts_are_answered(tiny_cocoa: Cocoa, tmp_path: Path) -> None:
     rows = [{"question": f"Who is {name}?", "answer": "nobody"} for name in "abc"]
     file = write(tmp_path / "prompts.jsonl", *rows, {"prompt": "Hello"})
     found, _ = threshold(tiny_cocoa, file, "--max-new-tokens", "4")
-    assert (found["answers"], found["answer"]) == (4, [])
-    for row, share in zip(found["span"], SHARES, strict=False):
+    assert found["answers"] == 4
+    for row, share in [*zip(found["span"], SHARES, strict=False), *zip(found["answer"], SHARES, strict=False)]:
         assert row["answers"]["number"] <= share * 4
         assert row["wrong_passed"]["of"] == 3
     (tmp_path / "prompts.txt").write_text("Hello\n\nGood day\n")

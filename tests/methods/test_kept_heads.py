@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from cocoa_engine import CocoaEngine
+from cocoa_engine import CocoaEngine, Generation
 from cocoa_engine.cache_directory import CACHE_VARIABLE
+from cocoa_engine.equations import answer_surprisal, distribution
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.lab import heads as lab_heads
+from cocoa_engine.lab.heads import with_right_answers
+from cocoa_engine.lab.records import Question
 from cocoa_engine.methods.retrieval_heads import (
     SOURCE_HEADS,
     RetrievalHeads,
+    RightAnswers,
     ScoredHead,
     heads_of_model,
     keep,
@@ -28,6 +35,7 @@ from cocoa_engine.methods.retrieval_heads import (
 )
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.weight_identity import model_digest
+from cocoa_engine.risk.policy import right_answers_of
 from tests.helpers.alike import near
 from tests.helpers.backends import PROMPTS
 from tests.helpers.rivals import heads_of
@@ -47,6 +55,78 @@ def found_in(model: LanguageModel, reference: list[float] | None = None) -> Retr
     scored = [ScoredHead(layer=layer, head=head, score=0.5) for layer, head in heads_of(model.model)]
     shape = {"num_layers": model.num_layers, "num_heads": model.config.num_attention_heads}
     return RetrievalHeads(model_name="m", samples=1, heads=scored, reference=reference, **shape)
+
+
+@given(st.lists(st.floats(0, 50), min_size=2, max_size=30).map(sorted), st.floats(-1, 60), st.floats(-1, 60))
+def test_a_distribution_rises_from_0_to_1(quantiles: list[float], value: float, other: float) -> None:
+    low, high = sorted((value, other))
+    assert 0 <= distribution(quantiles, low) <= distribution(quantiles, high) <= 1
+    assert distribution(quantiles, quantiles[0] - 1) == 0
+    assert distribution(quantiles, quantiles[-1] + 1) == 1
+    assert math.isnan(distribution(quantiles, math.nan))
+
+
+@given(st.lists(st.floats(-30, 0), min_size=1, max_size=60))
+def test_tokens_beyond_the_24th_do_not_make_an_answer_surprising(log_probs: list[float]) -> None:
+    surprisal = answer_surprisal(log_probs)
+    assert surprisal == pytest.approx(-np.mean(log_probs) * min(len(log_probs), 24), abs=1e-9)
+    assert answer_surprisal(log_probs * 24) == pytest.approx(-np.mean(log_probs) * 24, abs=1e-6)
+
+
+@given(st.lists(st.floats(0, 50), min_size=2).map(sorted), st.lists(st.floats(0, 50), min_size=2).map(sorted))
+def test_an_answer_is_ranked_among_the_right_answers_of_its_kind(closed: list[float], passage: list[float]) -> None:
+    right = RightAnswers(of="m", closed_book=closed, passage=passage, span_threshold=0.5)
+    for log_probs in ([-0.25], [-1.0, -2.0], [-3.0] * 30):
+        ranks = [right.rank(log_probs, closed_book=is_closed) for is_closed in (True, False)]
+        assert ranks == [distribution(kind, answer_surprisal(log_probs)) for kind in (closed, passage)]
+
+
+def test_own_right_answers_are_used_before_those_of_other_models() -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    model, general = engine.session.model, right_answers_of(None)
+    before = engine.generate(PROMPTS[0], max_new_tokens=4)
+    assert (before.answer_risk_source, before.calibrated_on) == ("rank", general.of)
+    assert (before.threshold, before.answer_threshold) == (general.span_threshold, 0.9)
+    log_probs = [log_prob for span in before.spans for log_prob in span.token_log_probs]
+    surprisal = answer_surprisal(log_probs)
+    own = RightAnswers(of="m", closed_book=[0, 2 * surprisal], passage=[0, 4 * surprisal], span_threshold=1e-9)
+    keep(found_in(model).model_copy(update={"right_answers": own}), model)
+    after = engine.generate(PROMPTS[0], max_new_tokens=4)
+    assert (after.calibrated_on, after.threshold) == ("m", own.span_threshold)
+    assert after.answer_risk == pytest.approx(0.5 if before.closed_book else 0.25)
+    assert all(span.flagged for span in after.spans)
+    assert engine.rated(after) == after
+    assert engine.score(PROMPTS[0], "a thing").answer_risk is None
+    assert engine.without_answer_risk().generate(PROMPTS[0], max_new_tokens=4).answer_risk is None
+    assert Generation.model_validate_json(after.model_dump_json()) == after
+
+
+@pytest.mark.parametrize("quantiles", [[1.0, 0.5], [0.0, math.inf], [1.0], []])
+def test_quantiles_must_rise(quantiles: list[float]) -> None:
+    with pytest.raises(ValidationError):
+        RightAnswers(of="m", closed_book=quantiles, passage=[0, 1], span_threshold=0.5)
+
+
+def test_a_model_measures_its_right_answers(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_heads, "MIN_RIGHT", 2)
+    heads = heads_of_model(None, engine.session.model)
+    done: list[tuple[int, int]] = []
+    measured = with_right_answers(engine, heads, questions=9, on_progress=lambda *at: done.append(at))
+    own = measured.right_answers
+    assert done[-1] == (18, 18)
+    assert (own.of, measured.heads, measured.reference) == (engine.model_name, heads.heads, heads.reference)
+    asked = [Question(text, None, tuple(known), text) for text, *known in json.loads(lab_heads.SHORT.read_text())[:9]]
+    prompts = [engine.encode_chat([{"role": "user", "content": question.text}]) for question in asked]
+    answers = engine.generate_batch(prompts, max_new_tokens=48)
+    right = [answer for answer, question in zip(answers, asked, strict=True) if question.is_right(answer.text)]
+    ranks = [
+        own.rank([value for span in answer.spans for value in span.token_log_probs], closed_book=True)
+        for answer in right
+    ]
+    assert min(ranks) == pytest.approx(0, abs=0.01)
+    assert max(ranks) == pytest.approx(1, abs=0.01)
+    monkeypatch.setattr(lab_heads, "MIN_RIGHT", 10)
+    assert with_right_answers(engine, heads, questions=2) == heads  # too few
 
 
 def test_an_engine_finds_the_heads_that_were_kept(tmp_path: Path) -> None:

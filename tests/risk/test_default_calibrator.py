@@ -22,7 +22,7 @@ from cocoa_engine.model.prompts import ChatTokens
 from cocoa_engine.risk import embedded_calibrator, policy
 from cocoa_engine.risk.features import ANSWER_FEATURES, SPAN_FEATURES, answer_features, span_features
 from cocoa_engine.risk.fitted import PROBABILITY_THRESHOLD, threshold_of
-from cocoa_engine.risk.policy import RANK_THRESHOLD, TOKEN_THRESHOLD, reaches, risk_measure, token_risk
+from cocoa_engine.risk.policy import RANK_THRESHOLD, reaches, right_answers_of, risk_measure, token_risk
 from cocoa_engine.scoring.text_profile import Profiler
 from cocoa_engine.spans import CLOSED_BOOK_TOKENS, Span
 from tests.helpers.alike import near
@@ -252,11 +252,12 @@ def test_without_a_calibrator_it_is_the_least_probable_token(tiny: CocoaEngine) 
     assert stream.generation == answers[0]
     assert streamed == answers[0].spans
     for answer in answers:
-        assert (answer.risk_source, answer.threshold) == ("token_probability", TOKEN_THRESHOLD)
+        threshold = right_answers_of(heads_of_model(None, tiny.session.model)).span_threshold
+        assert (answer.risk_source, answer.threshold) == ("token_probability", threshold)
         assert not answer.calibrated
         for span in answer.spans:
             assert span.risk == pytest.approx(1 - math.exp(min(span.token_log_probs)))
-            assert span.flagged == (span.risk >= TOKEN_THRESHOLD)
+            assert span.flagged == (span.risk >= threshold)
         assert Generation.model_validate_json(answer.model_dump_json()) == answer
 
 
@@ -359,7 +360,8 @@ def measured(item: Span | Generation, names: list[str]) -> list[float]:
 def test_every_way_carries_it(engine: CocoaEngine, calibrated: CocoaEngine, made_up: RiskCalibrator) -> None:
     plain = engine.without_calibrator().generate(CAPITAL, risk="f_mlds", **BRIEF)
     generated = calibrated.generate(CAPITAL, **BRIEF)
-    assert (generated.calibrated, plain.calibrated, plain.answer_risk) == (True, False, None)
+    sources = generated.answer_risk_source, plain.answer_risk_source
+    assert (generated.calibrated, plain.calibrated, *sources) == (True, False, "calibrator", "rank")
     for before, span in zip(plain.spans, generated.spans, strict=True):
         assert span.calibrated
         assert 0 <= span.risk <= 1

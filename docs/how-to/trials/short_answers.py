@@ -32,7 +32,7 @@ from cocoa_engine.lab.data import Question, read_questions
 from cocoa_engine.lab.ranking import Bootstrap, Ranked
 from cocoa_engine.lab.thresholds import ece_if_exact, expected_calibration_error, reliability
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model
-from cocoa_engine.risk.policy import RANK_THRESHOLD, TOKEN_THRESHOLD, token_risk
+from cocoa_engine.risk.policy import RANK_THRESHOLD, token_risk
 
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
 HISTORY = (
@@ -48,7 +48,7 @@ TRIALS: dict[str, tuple[float, ...]] = {
     "short fit": (),
     "passage fit": (),
     "risk": (0.2, 0.4, 0.5, 0.6, 0.7),
-    "token_probability": (0.8, TOKEN_THRESHOLD, 0.95, 0.98),
+    "token_probability": (0.8, 0.9, 0.95, 0.98),
     "source_attention": (0.8, 0.9, RANK_THRESHOLD, 0.98),
     "self_information": (2.0, 3.0, 4.0),
     "f_mlds": (0.5, 0.9, 0.95, 1.0),

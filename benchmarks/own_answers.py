@@ -2,11 +2,13 @@
 
     python -m benchmarks.own_answers ask --model model.gguf --name "Qwen 0.5B" --nq nq.jsonl --rag rag.jsonl
     python -m benchmarks.own_answers table
-    python -m benchmarks.own_answers right --models "Qwen 0.5B" "Qwen 1.5B" --named "Qwen2.5-Coder of 0.5B and 1.5B"
+    python -m benchmarks.own_answers gate
+    python -m benchmarks.own_answers right --named "Qwen2.5-Coder of 0.5B and 1.5B"
 
 ``ask`` answers questions with known answers, adds the scores of each answer to a CSV file, and continues where it
-stopped. The sets are the short questions of this folder, invented passages, and those whose files are given. ``right``
-prints the distribution of the surprisal of models' right answers, among which answers of other models are ranked.
+stopped. The sets are the short questions of this folder, invented passages, and those whose files are given. ``gate``
+prints what a gate at the default threshold of the rank lets pass and stops. ``right`` prints the distribution of the
+surprisal of models' right answers, among which answers of other models are ranked.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from sklearn.metrics import roc_auc_score
 
 from benchmarks.rag_questions import RagQuestion, is_right, messages
 from cocoa_engine import CocoaEngine, Generation
-from cocoa_engine.equations import ANSWER_TOKENS
+from cocoa_engine.equations import ANSWER_TOKENS, distribution
 from cocoa_engine.lab.data import read_questions
 from cocoa_engine.lab.files import parsed, read_json_lines
 from cocoa_engine.lab.fit import LabelledFeatures, fit_only
@@ -38,6 +40,7 @@ from cocoa_engine.lab.records import Question
 from cocoa_engine.lab.self_made import made_questions
 from cocoa_engine.lab.thresholds import expected_calibration_error, reliability
 from cocoa_engine.methods.retrieval_heads import RightAnswers
+from cocoa_engine.risk.policy import ANSWER_THRESHOLD
 from cocoa_integrations.evaluation.metrics import rouge_l
 from cocoa_integrations.evaluation.tasks import load_samples
 
@@ -259,14 +262,43 @@ def table(answers: Answers) -> Iterator[str]:
         yield f"| {model} | {kind} | {wrong.sum()} of {len(own)} | {' | '.join(areas)} | {error:.2f} |"
 
 
-def right_answers(answers: Answers, models: Sequence[str], named: str) -> RightAnswers:
-    """The distribution of right answers to all sets but TruthfulQA."""
-    right = ~answers.wrong & np.isin(answers.models, models) & (answers.sets != NOT_FITTED)
+MEASURED = ("Qwen 0.5B", "Qwen 1.5B")
+"""The models whose right answers come with the package."""
+
+BUILT_IN = ("short", "invented")
+"""The kinds of questions by which `cocoa heads` measures a model's right answers."""
+
+
+def right_answers(
+    answers: Answers, models: Sequence[str], named: str = "", sets: Sequence[str] | None = None
+) -> RightAnswers:
+    """The distribution of models' right answers; by default to all sets but TruthfulQA."""
+    asked = answers.sets != NOT_FITTED if sets is None else np.isin(answers.sets, sets)
+    right = ~answers.wrong & np.isin(answers.models, models) & asked
     least = -np.expm1(-answers.scores["-min log p"][right])
     surprisals = answers.surprisals()
     closed, passage = (quantiles(surprisals[right & (answers.closed == closed)]) for closed in (True, False))
     threshold = round(float(np.quantile(least, 1 - STOPPED)), 4)
     return RightAnswers(of=named, closed_book=closed, passage=passage, span_threshold=threshold)
+
+
+def gate(answers: Answers) -> Iterator[str]:
+    """For each model and set the right answers that pass a gate on the rank, and the wrong ones that it stops."""
+    names = ("right answers", "pass by other models", "by own", "wrong answers", "stopped by other models", "by own")
+    yield f"| model | set | {' | '.join(names)} |"
+    yield "| --- | --- |" + " ---: |" * len(names)
+    surprisals = answers.surprisals()
+    for model, kind, own in answers.cells():
+        others = [name for name in MEASURED if name != model]
+        cells = []
+        for among in (right_answers(answers, others), right_answers(answers, [model], sets=BUILT_IN)):
+            kinds = {True: among.closed_book, False: among.passage}
+            ranks = [distribution(kinds[bool(answers.closed[at])], surprisals[at]) for at in own]
+            cells.append(np.array(ranks) >= ANSWER_THRESHOLD)
+        wrong = answers.wrong[own]
+        counts = [(~stopped[~wrong]).mean() for stopped in cells] + [stopped[wrong].mean() for stopped in cells]
+        passes, stops = (" | ".join(f"{100 * share:.0f} %" for share in pair) for pair in (counts[:2], counts[2:]))
+        yield f"| {model} | {kind} | {(~wrong).sum()} | {passes} | {wrong.sum()} | {stops} |"
 
 
 def main() -> None:
@@ -282,9 +314,10 @@ def main() -> None:
     asking.add_argument("--batch", type=int, default=8)
     asking.add_argument("--threads", type=int, default=2)
     showing = commands.add_parser("right", help="print the distribution of models' right answers")
-    showing.add_argument("--models", nargs="+", required=True)
+    showing.add_argument("--models", nargs="+", default=MEASURED, help="default: %(default)s")
     showing.add_argument("--named", required=True, help="whose answers they are, for a reader")
-    for command in (asking, showing, commands.add_parser("table", help="print the table")):
+    gating = commands.add_parser("gate", help="print what the default gate lets pass and stops")
+    for command in (asking, showing, gating, commands.add_parser("table", help="print the table")):
         command.add_argument("--answers", type=Path, default=ANSWERS, help="default: %(default)s")
     options = parser.parse_args()
     if options.command == "ask":
@@ -293,7 +326,8 @@ def main() -> None:
     if options.command == "right":
         print(right_answers(Answers.of(read(options.answers)), options.models, options.named).model_dump_json())
         return
-    console, text = Console(), "\n".join(table(Answers.of(read(options.answers))))
+    lines = (gate if options.command == "gate" else table)(Answers.of(read(options.answers)))
+    console, text = Console(), "\n".join(lines)
     console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal, markup=False)
 
 

@@ -249,7 +249,7 @@ class Answers(NamedTuple):
 def table(answers: Answers) -> Iterator[str]:
     """For each model and set the AUROC of each score and of a fit on the other models, and its ECE, in Markdown."""
     risks = answers.left_out()
-    columns = {**answers.scores, "fit on the others": risks}
+    columns = {"surprisal": answers.surprisals(), **answers.scores, "fit on the others": risks}
     yield f"| model | set | wrong | {' | '.join(columns)} | its ECE |"
     yield "| --- | --- |" + " ---: |" * (len(columns) + 2)
     for model, kind, own in answers.cells():

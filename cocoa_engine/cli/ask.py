@@ -40,7 +40,7 @@ from cocoa_engine.rendering.highlights import MOST_SHADED, RiskScale
 from cocoa_engine.rendering.terminal import answer_text, check_list, report, spans_text
 from cocoa_engine.rendering.wording import NOT_CALIBRATED, count, verdict
 from cocoa_engine.results import Generation
-from cocoa_engine.risk import Check, MeasuredText, riskiest
+from cocoa_engine.risk import Check, MeasuredText
 from cocoa_engine.spans import RAW, Span
 
 if TYPE_CHECKING:
@@ -114,8 +114,8 @@ def ask(
         str | None,
         typer.Option(
             metavar="RISK|auto",
-            help="Exit with code 3 if the risk of the answer as a whole is at least this; without a calibrator for "
-            "answers, the risk of its riskiest claim. auto: the threshold of the answer's report.",
+            help="Exit with code 3 if the risk of the answer as a whole is at least this. auto: the threshold of the "
+            "answer's report.",
         ),
     ] = None,
     json: Json = False,
@@ -178,22 +178,10 @@ def ask(
     if html:
         write(html, render([generation], "html", title=request.question))
     if fail_on_risk is not None:
-        threshold = generation.threshold if generation.answer_risk is None else generation.answer_threshold
-        least, risk = threshold if limit == "auto" else limit, risk_of(generation)
-        if least is not None and not risk < least:
+        least, risk = generation.answer_threshold if limit == "auto" else limit, generation.answer_risk
+        if least is not None and risk is not None and not risk < least:
             print_note(f"the risk of the answer, {risk:.3f}, reaches --fail-on-risk {least:g}")
             raise typer.Exit(TOO_RISKY)
-
-
-def risk_of(generation: Generation) -> float:
-    """The risk of an answer as a whole; without a calibrator for answers, that of its riskiest claim.
-
-    In an answer without claims it is that of its riskiest sentence; 0 without text.
-    """
-    if generation.answer_risk is not None:
-        return generation.answer_risk
-    units = MeasuredText(generation.text, generation.spans).compared("claim")
-    return riskiest(unit.risk for unit in units) or 0.0
 
 
 @with_options(*(name for name in CocoaConfig.model_fields if name != "method"))

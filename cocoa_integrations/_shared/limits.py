@@ -96,8 +96,8 @@ class Limit:
     def metric_for(self, report: RiskReport) -> GateMetric:
         if self.metric == "answer_risk" and not report.has_answer_risk:
             raise ConfigError(
-                "this answer has no answer_risk, because its model has no calibrator for answers; fit one with `cocoa "
-                "calibrate --questions`, or compare metric='risk', the risk of its spans"
+                "this report has no answer_risk: it is of a part of an answer or of a given text; compare "
+                "metric='risk', the risk of its spans"
             )
         return self.metric or ("answer_risk" if report.has_answer_risk else "risk")
 

@@ -45,11 +45,10 @@ def risk_gate(
         threshold: the value from which an answer is too risky. Default: ``answer_threshold`` or ``threshold`` of the
             report, which is the calibrator's, or a measured default of its ``risk_source``. `cocoa threshold` shows
             what other values would stop on your own prompts.
-        metric: the value to compare: ``risk`` of a span, in [0, 1]; ``answer_risk``, the probability that the answer is
-            wrong as a whole (needs a calibrator for answers); ``con_mlds`` or ``f_mlds``, the raw MLDS, which have no
-            default threshold; or ``self_information`` (-log p of the span, in nats). Spans that contain only
-            whitespace, and end-of-sequence tokens, do not count. Default: ``answer_risk`` where the report has one, and
-            otherwise ``risk``; always ``risk`` with a threshold, with another ``unit`` or with ``on_risk="mark"``.
+        metric: the value to compare: ``risk`` of a span or ``answer_risk`` of the answer as a whole, in [0, 1];
+            ``con_mlds`` or ``f_mlds``, the raw MLDS, which have no default threshold; or ``self_information`` (-log p
+            of the span, in nats). Spans that contain only whitespace, and end-of-sequence tokens, do not count.
+            Default: ``answer_risk``; ``risk`` with a threshold, with another ``unit`` or with ``on_risk="mark"``.
         unit: what is compared, and marked: each ``span``; each ``claim``, a name, number, date, short quotation or
             content word, with the highest value of its spans; or each ``sentence``, with the mean of its three riskiest
             claims. With ``claim`` and ``sentence``, streams are passed on at the end.

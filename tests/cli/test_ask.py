@@ -13,11 +13,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
-from cocoa_engine.cli.ask import TOO_RISKY, risk_of
+from cocoa_engine.cli.ask import TOO_RISKY
 from cocoa_engine.rendering.highlights import RiskScale
 from tests.helpers.cocoa import Cocoa, successful
 from tests.helpers.interrupts import press_ctrl_c
-from tests.helpers.made_up_answers import generation
 from tests.helpers.settings import SETTINGS
 
 QUESTION = "What is the capital of France?"
@@ -219,7 +218,7 @@ def test_an_unforeseen_error_is_one_line(cocoa: Cocoa, monkeypatch: pytest.Monke
 
 def test_fail_on_risk_is_an_exit_code(cocoa: Cocoa, engine: CocoaEngine) -> None:
     answer = engine.chat(messages(QUESTION), max_new_tokens=12)
-    risk = risk_of(answer)
+    risk = answer.answer_risk
     assert 0 < risk < 1
     failed = cocoa("ask", QUESTION, *SHORT, "--fail-on-risk", str(risk / 2))
     assert failed.exit_code == TOO_RISKY == 3
@@ -231,17 +230,8 @@ def test_fail_on_risk_is_an_exit_code(cocoa: Cocoa, engine: CocoaEngine) -> None
     assert automatic.exit_code == (TOO_RISKY if risk >= answer.answer_threshold else 0)
     without = cocoa("ask", QUESTION, *SHORT, "--fail-on-risk", "auto", "--calibrator", "none")
     plain = engine.without_calibrator().chat(messages(QUESTION), max_new_tokens=12)
-    assert plain.threshold is not None
-    assert without.exit_code == (TOO_RISKY if risk_of(plain) >= plain.threshold else 0)
-
-
-def test_the_risk_of_an_answer_is_that_as_a_whole_or_of_its_riskiest_claim() -> None:
-    bare = generation(("Rome", 0.4), (" is", 0.9), (" old", 0.2))
-    assert risk_of(bare) == 0.4
-    assert risk_of(bare.model_copy(update={"answer_risk": 0.1})) == 0.1
-    assert math.isnan(risk_of(generation(("Rome", math.nan), (" is old", 0.2))))
-    assert risk_of(generation()) == 0.0
-    assert risk_of(generation(("Yes", 0.9), (", it is", 0.3), (".", 0.2))) == 0.9  # without claims: of its sentences
+    assert (plain.answer_risk_source, plain.answer_threshold) == ("rank", 0.9)
+    assert without.exit_code == (TOO_RISKY if plain.answer_risk >= plain.answer_threshold else 0)
 
 
 def test_comparison_as_json_is_the_list_of_answers_and_the_model_is_loaded_once(

@@ -277,11 +277,11 @@ def test_every_generated_part_is_on_one_page() -> None:
 
 
 @pytest.mark.slow
-def test_the_tables_of_the_ends_of_answers_are_those_of_the_measures_beside_them() -> None:
+def test_the_tables_of_the_evaluation_are_those_of_the_measures_beside_them() -> None:
     text = (DOCS / "explanation" / "evaluation.md").read_text(encoding="utf-8")
-    study = runpy.run_path(str(DOCS / "explanation" / "decoding-default" / "tables.py"))
-    for marker, table in (("rules", "quality"), ("lengths", "lengths")):
-        shown = text.split(f"<!-- study: {marker} -->\n")[1].split("<!-- end of the study -->")[0]
+    study = runpy.run_path(str(DOCS / "explanation" / "evaluation" / "tables.py"))
+    for table in ("models", "rules"):
+        shown = text.split(f"<!-- study: {table} -->\n")[1].split("<!-- end of the study -->")[0]
         assert shown.splitlines() == list(study[table]())
 
 

@@ -188,15 +188,15 @@ def heads(
         ),
     ] = False,
     prompts: Annotated[
-        int, typer.Option(min=0, max=10**5, help="Prompts to answer for the reference distribution; 0: none.")
+        int, typer.Option(min=0, max=10**5, help="Prompts to answer for the reference distribution, and questions of each kind; 0: none.")
     ] = 60,
     cache: measured.Cache = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Find a model's retrieval heads, and how much they attend to a source. No labels are needed.
+    """Measure a model: its retrieval heads, how much they attend to a source, and how sure it is of right answers.
 
-    Every engine of this model finds them in the cache directory from now on: its spans have a source attention, and
-    --method decore masks these heads.
+    Every engine of this model finds the result in the cache directory from now on: its spans have a source attention,
+    its answers are ranked among its own right ones, and --method decore masks these heads. No labels are needed.
     """
     try:
         sizes = [int(length) for length in lengths.split(",")]

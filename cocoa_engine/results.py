@@ -40,7 +40,7 @@ class Generation(ResultModel):
     scored as given without a calibrator for answers."""
     answer_risk_source: AnswerRiskSource | None = None
     """calibrator: the estimated probability that the answer is wrong. rank: the share of right answers that were less
-    surprising to the model, see :class:`.RightAnswers`; it is not a probability."""
+    surprising to the model, see ``RightAnswers``; it is not a probability."""
     threshold: float | None = None
     """The risk from which spans are flagged: the calibrator's chosen threshold, or the default of ``risk_source``.
     `None` if there is none, as for a raw MLDS."""

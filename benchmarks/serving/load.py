@@ -30,11 +30,11 @@ from benchmarks.serving.requests import bodies
 from cocoa_engine.lab.timing import Spread, ratio
 
 STREAMS = 64
-GLIBC = {"MALLOC_ARENA_MAX": "0"}
-"""Variables of the environment with which ``cocoa serve`` leaves the C library's allocator alone. 0 sets nothing."""
-
-ALLOCATORS: dict[str, dict[str, str]] = {"one arena, the default": {}, "glibc's own arenas": GLIBC}
-"""Variables of the server's environment."""
+ALLOCATORS: dict[str, dict[str, str]] = {
+    "one arena, the default": {},
+    "glibc's own arenas": {"MALLOC_ARENA_MAX": "0"},
+}
+"""Variables of the server's environment. With 0 ``cocoa serve`` leaves the C library's allocator alone."""
 
 USAGE = {"stream_options": {"include_usage": True}}
 

@@ -28,7 +28,7 @@ def _steps(bench: Bench, name: str, runtime: Runtime) -> dict[str, Any]:
     def steps(capturing: bool) -> int:
         summed: torch.Tensor | None = None
         for _ in range(STEPS):
-            states = after.step(1, capturing=capturing)
+            states = after.step(capturing=capturing)
             if states is not None:  # sum them over a span, as the decode loop does
                 summed = states if summed is None else summed + states
         return STEPS

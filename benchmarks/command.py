@@ -12,14 +12,14 @@ from rich.markdown import Markdown
 from transformers.utils import logging
 
 from benchmarks.measure import Bench, progress, record, write
-from benchmarks.plots import draw_all
+from benchmarks.plots import draw
 from benchmarks.probe import probe
 from benchmarks.report import write_report
 from benchmarks.settings import DOCS, MEASUREMENTS, RESULTS, Settings
 
 
 def main(*only: str) -> None:
-    """Run measurements, write a JSON file for each, and update the tables and plots.
+    """Run measurements, write a JSON file for each, and update the tables and the plot.
 
     Args:
         only: the measurements to run. Default: those of ``--only``, or else all.
@@ -37,7 +37,7 @@ def main(*only: str) -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        help="folder of the JSON files (default: benchmarks/results); another folder also gets report and plots",
+        help="folder of the JSON files (default: benchmarks/results); another folder also gets report and plot",
     )
     options = parser.parse_args()
     settings = Settings(model=options.model, threads=options.threads, rounds=options.rounds, tokens=options.tokens)
@@ -57,6 +57,6 @@ def main(*only: str) -> None:
             write(out / f"{name}.json", record(bench, {**state, **values}))
 
     in_place = out.resolve() == RESULTS
-    draw_all(out, (DOCS if in_place else out) / "performance")
+    draw(out, (DOCS if in_place else out) / "performance")
     table, console = write_report(out, in_place=in_place), Console()
     console.print(Markdown(table) if console.is_terminal else table, soft_wrap=not console.is_terminal, markup=False)

@@ -50,20 +50,9 @@ def comparison(compared: Record, heading: str = "decoder") -> str:
     return table([heading, "ms per token", ratio, "forward passes per token", "tokens fed per token"], rows())
 
 
-def state(measured: Record) -> str:
-    """The state of the machine before and after a measurement."""
-    if "machine_state" not in measured:
-        return "State of the machine: not recorded."
-    spans = {
-        name: " to ".join(
-            f"{value:,.0f}" for value in dict.fromkeys(round(one[name]) for one in measured["machine_state"])
-        )
-        for name in ("gb_per_s", "gflop_per_s")
-    }
-    machine = measured.get("machine", {})
-    load, processor = machine.get("load_average"), machine.get("processor")
-    where = "" if processor is None else f" ({processor})"
-    return (
-        f"State of the machine{where} before and after: a copy at {spans['gb_per_s']} GB/s, a matrix product at "
-        f"{spans['gflop_per_s']} GFLOP/s{'' if load is None else f', load average {load:g}'}."
-    )
+def state(measured: Record) -> list[str]:
+    """The processor, and GB/s of a copy, GFLOP/s of a matrix product and load before and after a measurement."""
+    machine = measured["machine"]
+    speeds = [[round(one[name]) for one in measured["machine_state"]] for name in ("gb_per_s", "gflop_per_s")]
+    ranges = [*speeds, measured.get("load_average", [machine["load_average"]])]
+    return [machine["processor"], *(" to ".join(f"{value:,g}" for value in dict.fromkeys(each)) for each in ranges)]

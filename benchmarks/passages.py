@@ -50,7 +50,7 @@ def main() -> None:
 
 def _steps(after: Steps, passages: int, _: None) -> int:
     for _number in range(STEPS):
-        after.step(1, capturing=True, passages=passages)
+        after.step(capturing=True, passages=passages)
     return STEPS
 
 

@@ -12,14 +12,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.bars import BARS, Record, check, compared
-from benchmarks.decoding import KINDS
+from benchmarks.bars import BARS, Bar, Record, check, compared
 from benchmarks.gguf import tables as gguf
-from benchmarks.markdown import comparison, cost, milliseconds, ratio_of, spread, state, table
+from benchmarks.markdown import comparison, milliseconds, ratio_of, spread, state, table
 from benchmarks.measure import BASE, BLOCKS, COCOA_SIG, GREEDY, LEAN, MODULES, RATIO_SETUPS
 from benchmarks.serving import tables as serving
 from benchmarks.settings import DOCS, MEASUREMENTS, RESULTS, ROOT
-from cocoa_engine.lab.timing import Spread, one_line, ratio
+from cocoa_engine.lab.timing import Spread, one_line
 
 Records = Mapping[str, Record]
 
@@ -27,7 +26,7 @@ PERFORMANCE = DOCS / "performance.md"
 README = ROOT / "README.md"
 OTHERS = ("serving", "gguf")
 """Records of measurements that are not part of the suite: see ``benchmarks.serving`` and ``benchmarks.gguf``."""
-PARTS = ("load", "load_memory", "rival", "first_text", "memory", "kill", "readers", "speed", "process", "large")
+PARTS = (*serving.PARTS, *gguf.PARTS)
 NOT_MEASURED = "Not measured yet."
 MARKED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -51,9 +50,7 @@ def filled(text: str, records: Records) -> str:
 def written(name: str, records: Records) -> str:
     """The text of one table, or ``NOT_MEASURED`` if its measurement is missing."""
     try:
-        text = TABLES[name](records)
-        source = STATE_OF.get(name)
-        return text if source is None else f"{text}\n\n{state(records[source])}"
+        return TABLES[name](records)
     except KeyError as missing:
         if missing.args[0] in (*MEASUREMENTS, *OTHERS, *PARTS):
             return NOT_MEASURED
@@ -68,64 +65,54 @@ def write_report(folder: Path, *, in_place: bool) -> str:
         in_place: write the project's documents; otherwise copies of them into the folder.
 
     Returns:
-        The table of the targets, as Markdown.
+        The table of all targets, as Markdown.
     """
     records = read(folder)
     for path in (PERFORMANCE, README):
         target = path if in_place else folder / path.name
         target.write_text(filled(path.read_text(encoding="utf-8"), records), encoding="utf-8")
-    return written("bars", records)
+    return targets(records)
 
 
 def _ratios(records: Records) -> str:
-    def rows(group: Record) -> Iterator[Sequence[str]]:
-        measured = group["comparison"]["competitors"]
+    groups = records["ratio"]["groups"]
+
+    def rows() -> Iterator[Sequence[str]]:
         for setup in RATIO_SETUPS:
-            greedy, cocoa_sig = (measured[f"{name}, {setup}"] for name in (GREEDY, COCOA_SIG))
-            yield [
-                setup,
-                milliseconds(greedy),
-                milliseconds(cocoa_sig),
-                spread(ratio(cocoa_sig["seconds"], greedy["seconds"])),
-                *cost(greedy, "fed_tokens"),
-                *cost(cocoa_sig, "fed_tokens", "forward_passes"),
-            ]
+            names = (f"{COCOA_SIG}, {setup}", f"{GREEDY}, {setup}")
+            yield [setup, *(spread(compared(group["comparison"], *names)) for group in groups.values())]
 
-    headings = [
-        "CoCoA engine greedy, ms per token",
-        "CoCoA-SIG, ms",
-        "CoCoA-SIG / CoCoA engine greedy",
-        "greedy, tokens fed per token",
-        "CoCoA-SIG, tokens fed per token",
-        "CoCoA-SIG, passes per token",
-    ]
-    tables = []
-    for name, group in records["ratio"]["groups"].items():
-        tables.append(table([f"{group['questions']}: {name}", *headings], rows(group)))
-        tables.append(state({**records["ratio"], **group}))
-    return "\n\n".join(tables)
+    headings = [f"{group['questions']}: {name}" for name, group in groups.items()]
+    return table(["CoCoA-SIG / CoCoA engine greedy", *headings], rows())
 
 
-def _fed_tokens(records: Records) -> str:
-    columns = records["fed_tokens"]["fed"]
-    rows: Iterator[Sequence[str]] = (
-        [title, *(f"{counts[kind]:.2f}" for counts in columns.values())] for kind, title in KINDS.items()
-    )
-    return table(["tokens fed per kept token", *columns], rows)
-
-
-def _bars(records: Records) -> str:
+def targets(records: Records) -> str:
+    """A table of all targets."""
     checked = {each.bar.what: each for each in check(records)}
 
     def rows() -> Iterator[Sequence[str]]:
         for bar in BARS:
-            limit = f"{'≥' if bar.at_least else '≤'} {bar.limit:.2f}"
             if each := checked.get(bar.what):
-                yield [bar.what, limit, spread(each.found), "yes" if each.met else "**no**"]
+                yield [*_target(bar), spread(each.found), "yes" if each.met else "**no**"]
             else:
-                yield [bar.what, limit, "not measured", ""]
+                yield [*_target(bar), "not measured", ""]
 
     return table(["quantity", "target", "measured: median (lowest – highest)", "met"], rows())
+
+
+def _missed(records: Records) -> str:
+    """The targets that are not met."""
+    checked = list(check(records))
+    missed = [each for each in checked if not each.met]
+    rows = ([*_target(each.bar), spread(each.found)] for each in missed)
+    return (
+        f"{len(checked) - len(missed)} of {len(checked)} targets are met. The others:\n\n"
+        f"{table(['quantity', 'target', 'measured: median (lowest – highest)'], rows)}"
+    )
+
+
+def _target(bar: Bar) -> list[str]:
+    return [bar.what, f"{'≥' if bar.at_least else '≤'} {bar.limit:.2f}"]
 
 
 def _decoding(records: Records) -> str:
@@ -135,14 +122,8 @@ def _decoding(records: Records) -> str:
         "candidates_per_risk_point": "candidates per risk point",
         "first_candidate_kept": "share of risk points at which the most probable first token is kept",
         "span_tokens_mean": "tokens of a kept candidate, mean",
-        "span_tokens_p95": "tokens of a kept candidate, 95th percentile",
-        "forward_passes_per_kept_token": "forward passes per kept token",
-        "fed_per_kept_token": "tokens fed per kept token",
-        "wasted_per_kept_token": "of these, fed and not kept",
-        "prompts_apart_from_greedy": "share of prompts whose text differs from greedy's",
         "tokens_apart_from_greedy": "share of tokens with no counterpart in greedy's text",
     }
-    values = {**values, "wasted_per_kept_token": values["fed_per_kept_token"] - 1}
     rows: Iterator[Sequence[str]] = (
         [name, "none" if values[key] is None else f"{values[key]:.2f}"] for key, name in names.items()
     )
@@ -151,14 +132,14 @@ def _decoding(records: Records) -> str:
 
 
 def _grown(comparisons: Mapping[str, Record], heading: str, *, per_step: bool = False) -> str:
-    """A row for each size: times per token, and ratios of the engine's decoders to ``generate`` and to each other."""
+    """A row for each size: the time of ``generate``, and ratios of the engine's decoders to it and to each other."""
 
     def rows() -> Iterator[Sequence[str]]:
         for size, found in comparisons.items():
             measured = found["competitors"]
             yield [
                 f"{int(size):,}",
-                *(milliseconds(measured[name]) for name in (BASE, GREEDY, COCOA_SIG)),
+                milliseconds(measured[BASE]),
                 *(ratio_of(measured[name]) for name in (GREEDY, COCOA_SIG)),
                 spread(compared(found, COCOA_SIG, GREEDY)),
                 *(_per_step(found["cocoa_sig_to_greedy"]) if per_step else []),
@@ -167,8 +148,6 @@ def _grown(comparisons: Mapping[str, Record], heading: str, *, per_step: bool = 
     headings = [
         heading,
         "HF greedy, ms per token",
-        "CoCoA engine greedy, ms",
-        "CoCoA-SIG, ms",
         "CoCoA engine greedy / HF",
         "CoCoA-SIG / HF",
         "CoCoA-SIG / CoCoA engine greedy",
@@ -179,23 +158,6 @@ def _grown(comparisons: Mapping[str, Record], heading: str, *, per_step: bool = 
 
 def _per_step(found: Record) -> list[str]:
     return [f"{found['steps_per_token'][COCOA_SIG]:.2f}", spread(Spread(**found["per_step"]))]
-
-
-def _leaves(records: Records) -> str:
-    lengths = records["leaves"]["lengths"]
-
-    def rows() -> Iterator[Sequence[str]]:
-        for leaves in next(iter(lengths.values()))["seconds"]:
-            row = [leaves]
-            for found in lengths.values():
-                milliseconds = 1000 * Spread.of(found["seconds"][leaves]).median
-                row += [f"{milliseconds:.1f}", spread(Spread(**found["to_one_leaf"][leaves]))]
-            yield row
-
-    headings = ["tokens fed"]
-    for length in lengths:
-        headings += [f"ms after {int(length):,}", "ratio to one"]
-    return table(headings, rows())
 
 
 def _candidates(records: Records) -> str:
@@ -215,14 +177,26 @@ def _memory(records: Records) -> str:
     return table([prompt, "CoCoA engine greedy, MiB", "CoCoA-SIG, MiB", "ratio"], rows())
 
 
-def _with_and_without(measured: Record, what: str, digits: int = 2) -> str:
-    def rows() -> Iterator[Sequence[str]]:
-        for name, found in measured.items():
-            steps = [f"{1000 * Spread.of(seconds).median:.2f}" for seconds in found["seconds"].values()]
-            shown = f"{int(name):,}" if name.isdecimal() else name
-            yield [shown, *steps, spread(Spread(**found["with_to_without"]), digits)]
+def _capture(records: Records) -> str:
+    forwards = records["capture"]["forwards"]
 
-    return table([what, "with, ms", "without, ms", "with / without"], rows())
+    def rows() -> Iterator[Sequence[str]]:
+        for name, found in forwards.items():
+            steps = [f"{1000 * Spread.of(seconds).median:.2f}" for seconds in found["seconds"].values()]
+            yield [name, *steps, spread(Spread(**found["with_to_without"]))]
+
+    return table(["forward pass", "with, ms", "without, ms", "with / without"], rows())
+
+
+def _source_attention(records: Records) -> str:
+    lengths = records["source_attention"]["lengths"]
+
+    def rows() -> Iterator[Sequence[str]]:
+        for length in filter(str.isdecimal, lengths):
+            keys = (length, f"{int(length):,}, {MODULES}")
+            yield [f"{int(length):,}", *(spread(Spread(**lengths[key]["with_to_without"]), 3) for key in keys)]
+
+    return table(["prompt tokens", *(f"with / without, {name}" for name in (LEAN, MODULES))], rows())
 
 
 def _scoring(records: Records) -> str:
@@ -245,16 +219,18 @@ def _startup(records: Records) -> str:
 
 def _contention(records: Records) -> str:
     record = records["contention"]
-    states = {"idle": "none", "busy": f"{record['busy_processes']} busy processes"}
+    states = {"idle": "alone", "busy": f"beside {record['busy_processes']} busy processes"}
 
     def rows() -> Iterator[Sequence[str]]:
-        for key, name in states.items():
-            found = record["states"][key]
-            for decoder, one in found["competitors"].items():
-                speed = [spread(Spread(**found["machine_speed"][unit]), 0) for unit in ("gb_per_s", "gflop_per_s")]
-                yield [name, decoder, milliseconds(one), ratio_of(one), *speed]
+        for decoder in record["states"]["idle"]["competitors"]:
+            measured = [record["states"][state]["competitors"][decoder] for state in states]
+            yield [decoder, *(cell for one in measured for cell in (milliseconds(one), ratio_of(one)))]
+        for unit, speed in {"gb_per_s": "a copy, GB/s", "gflop_per_s": "a matrix product, GFLOP/s"}.items():
+            found = [spread(Spread(**record["states"][state]["machine_speed"][unit]), 0) for state in states]
+            yield [speed, found[0], "", found[1], ""]
 
-    return table(["other work", "decoder", "ms per token", f"ratio to {record['base']}", "GB/s", "GFLOP/s"], rows())
+    headings = [heading for name in states.values() for heading in (f"{name}, ms per token", "ratio to HF")]
+    return table(["decoder", *headings], rows())
 
 
 def _machine(records: Records) -> str:
@@ -264,9 +240,22 @@ def _machine(records: Records) -> str:
         f"unless stated otherwise, at most {record['settings']['tokens']} new tokens. "
         f"{one_line(record['machine'])}.": None
         for name, record in records.items()
-        if name in MEASUREMENTS and name != "fed_tokens"  # counts
+        if name in MEASUREMENTS
     }
     return "\n".join(lines) or NOT_MEASURED
+
+
+def _conditions(records: Records) -> str:
+    """The state of the machine during each measurement. A processor is named where it is not that of the first one."""
+    measured = {name: records[name] for name in MEASUREMENTS if name in records}
+    ratios = measured.pop("ratio", {"groups": {}})
+    measured |= {f"ratio, {group}": {**ratios, **of} for group, of in ratios["groups"].items()}
+    measured |= {f"{name}, {part}": of for name in OTHERS for part, of in records.get(name, {}).items()}
+    found = [[name, *state(record)] for name, record in measured.items()]
+    first = found[0][1] if found else ""
+    rows = ([name, "" if processor == first else processor, *speeds] for name, processor, *speeds in found)
+    headings = ["measurement", "processor", "copy, GB/s", "matrix product, GFLOP/s", "load average"]
+    return table(headings, rows) if found else NOT_MEASURED
 
 
 def _readme(records: Records) -> str:
@@ -290,11 +279,14 @@ def _readme(records: Records) -> str:
                 yield [f"CoCoA-SIG, batch of {size}²", ratio_of(batch["competitors"][COCOA_SIG])]
 
     machine = records["single_stream"]["machine"]
+    processor, copied, multiplied, load = state(records["single_stream"])
     return (
         table(["time per token, one answer at a time", "ratio: median (lowest – highest)"], rows())
         + f"\n\n{records['single_stream']['model']} on {machine['torch_threads']} threads of {machine['processor']}. "
         "¹ the same model run through Hugging Face's modules, as those outside the Llama family are; "
         "² against `generate` on the padded batch."
+        f"\n\nState of the machine ({processor}) before and after: a copy at {copied} GB/s, a matrix product at "
+        f"{multiplied} GFLOP/s, load average {load}."
     )
 
 
@@ -315,35 +307,24 @@ def _precision(records: Records) -> str:
     return comparison(measured["comparison"], "weights") + "\n\n" + table(["change from float32", *change], rows)
 
 
-STATE_OF = {
-    "single_stream": "single_stream",
-    "further_decoders": "single_stream",
-    "readme": "single_stream",
-    **{name: name for name in ("context", "prompt_length", "leaves", "batch", "candidates", "capture")},
-    **{name: name for name in ("source_attention", "precision", "scoring", "startup", "contention")},
-}
-"""Tables of times, and the measurement whose state of the machine is written below each."""
-
 TABLES: dict[str, Callable[[Records], str]] = {
-    "bars": _bars,
+    "missed": _missed,
     "single_stream": lambda records: comparison(records["single_stream"]["comparison"]),
-    "further_decoders": lambda records: comparison(records["single_stream"]["further"]),
     "decoding": _decoding,
     "ratio": _ratios,
-    "fed_tokens": _fed_tokens,
     "context": lambda records: comparison(records["context"]["comparison"]),
     "prompt_length": lambda records: _grown(records["prompt_length"]["lengths"], "prompt tokens", per_step=True),
-    "leaves": _leaves,
     "memory": _memory,
     "batch": lambda records: _grown(records["batch"]["sizes"], "batch"),
     "candidates": _candidates,
-    "capture": lambda records: _with_and_without(records["capture"]["forwards"], "forward pass"),
-    "source_attention": lambda records: _with_and_without(records["source_attention"]["lengths"], "prompt tokens", 3),
+    "capture": _capture,
+    "source_attention": _source_attention,
     "precision": _precision,
     "scoring": _scoring,
     "startup": _startup,
     "contention": _contention,
     "machine": _machine,
+    "conditions": _conditions,
     "readme": _readme,
     **serving.TABLES,
     **gguf.TABLES,

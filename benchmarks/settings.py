@@ -13,10 +13,8 @@ DOCS = ROOT / "docs" / "explanation"
 MEASUREMENTS = (
     "single_stream",
     "ratio",
-    "fed_tokens",
     "context",
     "prompt_length",
-    "leaves",
     "batch",
     "candidates",
     "capture",

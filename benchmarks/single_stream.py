@@ -7,10 +7,11 @@ all prompts, divided into rounds, against the same base.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 from benchmarks.command import main
-from benchmarks.decoding import decoding_statistics
 from benchmarks.measure import (
     BASE,
     BLOCKS,
@@ -27,7 +28,7 @@ from benchmarks.measure import (
     rounds_of_parts,
 )
 from benchmarks.prompts import questions
-from cocoa_engine import METHODS, CocoaEngine, Runtime
+from cocoa_engine import METHODS, CocoaEngine, Generation, Runtime
 
 
 def measure(bench: Bench) -> dict[str, Any]:
@@ -70,6 +71,34 @@ def measure(bench: Bench) -> dict[str, Any]:
         "further": further,
         "decoding": decoding_statistics(cocoa_sig.answers(), greedy.answers()),
     }
+
+
+def decoding_statistics(answers: Sequence[Generation], greedy: Sequence[Generation]) -> dict[str, Any]:
+    """Statistics of a branching method.
+
+    Args:
+        answers: its answers.
+        greedy: the answers of greedy decoding to the same prompts, in the same order.
+    """
+    kept = sum(answer.usage.completion_tokens for answer in answers)
+    chosen = [span for answer in answers for span in answer.spans if span.candidates]
+    lengths = [len(span.token_ids) for span in chosen]
+    pairs = zip(answers, greedy, strict=True)
+    return {
+        "prompts": len(answers),
+        "tokens": kept,
+        "risk_points_per_token": len(chosen) / kept,
+        "candidates_per_risk_point": statistics.mean(len(span.candidates) for span in chosen) if chosen else None,
+        "first_candidate_kept": statistics.mean(span.chosen == 0 for span in chosen) if chosen else None,
+        "span_tokens_mean": statistics.mean(lengths) if lengths else None,
+        "tokens_apart_from_greedy": sum(_tokens_apart(one.token_ids, other.token_ids) for one, other in pairs) / kept,
+    }
+
+
+def _tokens_apart(tokens: Sequence[int], other: Sequence[int]) -> int:
+    """The number of tokens without a counterpart in the other text, after the two texts are aligned."""
+    matcher = SequenceMatcher(None, tokens, other, autojunk=False)
+    return len(tokens) - sum(block.size for block in matcher.get_matching_blocks())
 
 
 if __name__ == "__main__":

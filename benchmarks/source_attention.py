@@ -27,7 +27,7 @@ def _steps(bench: Bench, length: int, runtime: Runtime) -> dict[str, Any]:
 
     def steps(source: bool) -> int:
         for _ in range(STEPS):
-            after.step(1, capturing=True, source=source)
+            after.step(capturing=True, source=source)
         return STEPS
 
     rounds = 4 * bench.settings.units * bench.settings.rounds

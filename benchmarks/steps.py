@@ -16,8 +16,6 @@ from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
 from cocoa_engine.lab.timing import interleave, ratio, timed
 from cocoa_engine.model.language_model import LanguageModel
 
-MAX_LEAVES = 8
-
 
 def with_and_without(
     bench: Bench, what: str, names: tuple[str, str], steps: Callable[[bool], int], rounds: int
@@ -41,7 +39,7 @@ def with_and_without(
 
 
 class Steps:
-    """A prefilled prompt, and forward passes over possible next tokens. Call :meth:`close` at the end.
+    """A prefilled prompt, and forward passes over the next token. Call :meth:`close` at the end.
 
     Args:
         bench: the model.
@@ -59,16 +57,15 @@ class Steps:
             raise SystemExit(f"steps are measured on models whose branches share a cache; this one uses {backend.name}")
         self._backend = backend
         self._capture = capture_spec(model, CocoaConfig())
-        (tree,) = backend.open([long_prompt(bench.loaded, prompt_tokens)], MAX_LEAVES, self._capture)
+        (tree,) = backend.open([long_prompt(bench.loaded, prompt_tokens)], 1, self._capture)
         assert isinstance(tree, SharedTree)
         self._tree = tree
-        self._tokens = backend.prefill(tree).topk(MAX_LEAVES).indices.tolist()
+        self._token = int(backend.prefill(tree).argmax())
 
-    def step(self, leaves: int, *, capturing: bool, source: bool = True, passages: int = 0) -> torch.Tensor | None:
-        """Run one pass over ``leaves`` next tokens. Returns the captured hidden states, ``[layers, leaves, d]``.
+    def step(self, *, capturing: bool, source: bool = True, passages: int = 0) -> torch.Tensor | None:
+        """Run one pass over the next token. Returns the captured hidden states, ``[layers, 1, d]``.
 
         Args:
-            leaves: the number of tokens.
             capturing: whether hidden states and source attention are measured.
             source: whether source attention is; ``False`` leaves it out.
             passages: the number of passages, of equal length, whose attention is measured as well.
@@ -76,9 +73,8 @@ class Steps:
         length = (self._tree.committed - 1) // max(1, passages)
         self._tree.passages = [range(1 + length * number, 1 + length * (number + 1)) for number in range(passages)]
         capture = self._tree.capture = self._capture if source else self._capture._replace(source_heads=())
-        paths = [(token_id,) for token_id in self._tokens[:leaves]]
         with self._backend.forward.exclusive():
-            return self._backend.forward([self._tree.segment(paths)], capture if capturing else None).hidden
+            return self._backend.forward([self._tree.segment([(self._token,)])], capture if capturing else None).hidden
 
     def close(self) -> None:
         """Free the memory of the prompt."""

@@ -11,12 +11,11 @@ from typing import Any
 from transformers.utils import logging
 
 from benchmarks.gguf import large, process, speed
+from benchmarks.gguf.tables import PARTS
 from benchmarks.measure import Bench, progress, record, write
 from benchmarks.report import write_report
 from benchmarks.settings import RESULTS, Settings
 from cocoa_engine.model.embedded import find_embedded_file
-
-PARTS = ("speed", "process", "large")
 
 
 def main() -> None:

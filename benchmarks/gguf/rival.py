@@ -21,7 +21,6 @@ class LlamaCpp:
 
     Attributes:
         about: version and build of llama.cpp.
-        answers: the last answer to each prompt.
     """
 
     def __init__(self, process: subprocess.Popen[str], tokens: int) -> None:
@@ -31,13 +30,12 @@ class LlamaCpp:
         self._stdout: IO[str] = process.stdout
         self.tokens = tokens
         self.about: dict[str, Any] = self._read()
-        self.answers: dict[tuple[int, ...], dict[str, Any]] = {}
 
     def __call__(self, prompts: Prompts) -> Turn:
         [prompt] = prompts
         self._stdin.write(json.dumps({"prompt": list(prompt), "tokens": self.tokens}) + "\n")
         self._stdin.flush()
-        answer = self.answers[tuple(prompt)] = self._read()
+        answer = self._read()
         return Turn(answer["prompt_seconds"] + answer["other_seconds"], len(answer["ids"]))
 
     def _read(self) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from benchmarks.measure import (
     Bench,
     Competitor,
     EngineCompetitor,
-    Prompts,
     one_by_one,
 )
 from benchmarks.probe import probe
@@ -47,7 +44,7 @@ def measure(bench: Bench, file: Path, python: Path) -> dict[str, Any]:
         comparison = bench.compare("GGUF file", competitors, [cases] * settings.rounds)
         return {
             "file_bytes": file.stat().st_size,
-            "llama_cpp": {**rival.about, **_parts(list(rival.answers.values()), cases)},
+            "llama_cpp": rival.about,
             "equal_answers": _equal(decoders),
             "machine_state": [before, probe()],
             "comparison": comparison,
@@ -66,16 +63,6 @@ def engines(engine: CocoaEngine, settings: Settings) -> dict[str, EngineCompetit
         f"{name}, {BLOCKS}{drafts}": EngineCompetitor(each, method=method, max_new_tokens=settings.tokens)
         for drafts, each in (("", engine), (f", {NO_DRAFTS}", without))
         for method, name in (("greedy", GREEDY), ("cocoa-sig", COCOA_SIG))
-    }
-
-
-def _parts(answers: Sequence[dict[str, Any]], cases: Sequence[Prompts]) -> dict[str, float]:
-    """llama.cpp's time for the prompts and for the tokens after the first, in the last round."""
-    return {
-        "prompt_tokens": statistics.mean(len(prompt) for (prompt,) in cases),
-        "prompt_seconds": statistics.mean(answer["prompt_seconds"] for answer in answers),
-        "seconds_per_later_token": sum(answer["other_seconds"] for answer in answers)
-        / sum(len(answer["ids"]) - 1 for answer in answers),
     }
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.markdown import comparison, state, table
+from benchmarks.markdown import comparison, table
 from benchmarks.measure import BLOCKS, FLOAT32
 from cocoa_engine.lab.timing import Spread
 
 Records = Mapping[str, Any]
+
+PARTS = ("speed", "process", "large")
 
 
 def speed(records: Records) -> str:
@@ -19,9 +21,8 @@ def speed(records: Records) -> str:
     answers = ", ".join(f"{same} of {of} ({name})" for name, (same, of) in equal.items())
     return (
         f"{comparison(part['comparison'])}\n\n"
-        f"llama.cpp: llama-cpp-python {found['version']}; {1000 * found['prompt_seconds']:.0f} ms for a prompt of "
-        f"{found['prompt_tokens']:.0f} tokens on average, {1000 * found['seconds_per_later_token']:.1f} ms for each "
-        f"later token. Answers on {BLOCKS} that are equal to those in {FLOAT32}: {answers}.\n\n{state(part)}"
+        f"llama.cpp is that of llama-cpp-python {found['version']}. Answers on {BLOCKS} that are equal to those in "
+        f"{FLOAT32}: {answers}."
     )
 
 
@@ -42,7 +43,7 @@ def process(records: Records) -> str:
     rows = [[what, _unit(found[name], "s", 1, 2)] for what, name in seconds.items()]
     rows += [["the file", f"{part['file_bytes'] / 1e6:,.0f} MB"]]
     rows += [[what, _unit(found[name], "MB", 1e-6, 0)] for what, name in bytes_.items()]
-    return f"{table(['a new process', ''], iter(rows))}\n\n{state(part)}"
+    return table(["a new process", ""], iter(rows))
 
 
 def large(records: Records) -> str:
@@ -52,10 +53,10 @@ def large(records: Records) -> str:
     bound = [1000 * part["file_bytes"] / (speed * 1e9) for speed in (before, after)]
     return (
         f"{comparison(part['comparison'])}\n\n"
-        f"The file has {part['file_bytes'] / 1e9:.1f} GB and was loaded in {part['load_seconds']:.1f} s; the highest "
-        f"memory of the process was {part['peak_bytes'] / 1e9:.1f} GB. torch's threads read {before:.0f} GB/s before "
-        f"and {after:.0f} GB/s after, so that reading the file once takes {bound[0]:.0f} and {bound[1]:.0f} ms.\n\n"
-        f"{state(part)}"
+        f"The file has {part['file_bytes'] / 1e9:.1f} GB and was loaded in {part['load_seconds']:.1f} s. The highest "
+        f"memory of the process was {part['peak_bytes'] / 1e9:.1f} GB. torch's threads read the file once in "
+        f"{bound[0]:.0f} ms at {before:.0f} GB/s, their speed before, and in {bound[1]:.0f} ms at {after:.0f} GB/s, "
+        "that after."
     )
 
 

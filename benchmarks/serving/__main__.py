@@ -13,11 +13,10 @@ import torch
 from benchmarks.measure import write
 from benchmarks.probe import probe
 from benchmarks.report import write_report
-from benchmarks.serving import faults, first_text, load, memory, rival
+from benchmarks.serving import load, rival
+from benchmarks.serving.tables import PARTS
 from benchmarks.settings import RESULTS
 from cocoa_engine.lab.timing import describe
-
-PARTS = ("load", "load_memory", "rival", "first_text", "memory", "kill", "readers")
 
 
 def main() -> None:
@@ -27,7 +26,6 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0, help="how long 64 streams go on")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64, help="max_tokens of a request")
-    parser.add_argument("--steps", type=int, default=12, help="how often 100 answers are asked for, for the memory")
     parser.add_argument("--threads", type=int, default=2, help="threads of each process")
     parser.add_argument("--max-batch-size", type=int, default=8, help="that of the server under 64 streams")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of serving.json")
@@ -42,10 +40,6 @@ def main() -> None:
             "load": lambda: load.measure(*under_load),
             "load_memory": lambda: load.memory(*under_load),
             "rival": lambda: rival.measure(options.rounds, tokens, threads, folder),
-            "first_text": lambda: first_text.measure(threads, folder),
-            "memory": lambda: memory.measure(options.steps, tokens, threads, folder),
-            "kill": lambda: faults.kill(tokens, threads, folder),
-            "readers": lambda: faults.readers(tokens, threads, folder),
         }
         for part in options.only:
             before = probe()

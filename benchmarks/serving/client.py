@@ -84,11 +84,6 @@ class Streamed:
         times = [at for at, _ in self.pieces]
         return [later - earlier for earlier, later in itertools.pairwise(times)]
 
-    @property
-    def size(self) -> int:
-        """The number of bytes of all events."""
-        return sum(len(event) for _, event in self.events)
-
     def _choices(self) -> Iterator[tuple[float, dict[str, Any]]]:
         return ((at, choice) for at, chunk in self.chunks for choice in chunk.get("choices", ()))
 

@@ -23,18 +23,17 @@ from benchmarks.serving.processes import (
     cocoa_serve,
     free_port,
     load_average,
-    own_processor_seconds,
     running,
 )
 from benchmarks.serving.requests import bodies
 from cocoa_engine.lab.timing import Spread, ratio
 
 STREAMS = 64
-GLIBC = {"MALLOC_ARENA_MAX": "0"}
-"""Variables of the environment with which ``cocoa serve`` leaves the C library's allocator alone. 0 sets nothing."""
-
-ALLOCATORS: dict[str, dict[str, str]] = {"one arena, the default": {}, "glibc's own arenas": GLIBC}
-"""Variables of the server's environment."""
+ALLOCATORS: dict[str, dict[str, str]] = {
+    "one arena, the default": {},
+    "glibc's own arenas": {"MALLOC_ARENA_MAX": "0"},
+}
+"""Variables of the server's environment. With 0 ``cocoa serve`` leaves the C library's allocator alone."""
 
 USAGE = {"stream_options": {"include_usage": True}}
 
@@ -203,17 +202,15 @@ def _long(server: Server, asked: Sequence[Mapping[str, Any]], minutes: float) ->
             samples.append(server.usage())
 
     sampler = threading.Thread(target=sample, daemon=True)
-    before, own, start = server.usage(), own_processor_seconds(), time.perf_counter()
     sampler.start()
+    start = time.perf_counter()
     answers = asyncio.run(ask_all(server.url, asked, STREAMS, until=start + 60 * minutes))
     seconds = time.perf_counter() - start
     over.set()
     sampler.join()
-    own = own_processor_seconds() - own
     failures = [one.failure for one in answers if one.failure is not None]
     complete = [one for one in answers if one.failure is None]
     memory = [one["unique_mib"] for one in samples]
-    parts = fifths(memory)
     record = {
         "seconds": round(seconds, 1),
         "answers": len(complete),
@@ -221,15 +218,7 @@ def _long(server: Server, asked: Sequence[Mapping[str, Any]], minutes: float) ->
         "first_failures": failures[:5],
         "refusals": sum(one.refusals for one in answers),
         "tokens_per_second": round(sum(one.tokens for one in complete) / seconds, 2),
-        "bytes_per_answer": round(statistics.mean(one.size for one in complete)),
-        "client_cores": round(own / seconds, 3),
-        "server_cores": round((server.usage()["processor_seconds"] - before["processor_seconds"]) / seconds, 3),
-        "memory_mib": {
-            "fifths": parts,
-            "first_fifth": parts[0],
-            "last_fifth": parts[-1],
-            "highest": max(memory),
-        },
+        "memory_mib": {"fifths": fifths(memory), "highest": max(memory)},
         **latencies(complete),
     }
     return _Long(record, complete)

@@ -12,7 +12,6 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -76,7 +75,6 @@ class Server:
         memory, times = self.process.memory_full_info(), self.process.cpu_times()
         return {
             "unique_mib": round(memory.uss / 2**20, 1),
-            "resident_mib": round(memory.rss / 2**20, 1),
             "processor_seconds": round(times.user + times.system, 2),
         }
 
@@ -113,9 +111,3 @@ def transformers_serve(port: int, model: str, *options: str) -> list[str]:
 def load_average() -> float:
     """The load of the machine over the last minute."""
     return round(os.getloadavg()[0], 2)
-
-
-def own_processor_seconds() -> float:
-    """The processor time of this process: that of the client."""
-    times: Any = os.times()
-    return float(times.user + times.system)

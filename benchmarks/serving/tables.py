@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.markdown import spread, state, table
+from benchmarks.markdown import spread, table
 from benchmarks.serving.names import OURS, OURS_SIG, RIVAL, RIVAL_BATCHES
-from cocoa_engine.lab.timing import Spread, one_line
+from cocoa_engine.lab.timing import Spread
 
 Records = Mapping[str, Any]
 
-
-def _when(part: Mapping[str, Any]) -> str:
-    before, after = part["load_average"]
-    machine = f"{one_line(part['machine'])}. Load average before and after: {before:.1f}, {after:.1f}."
-    return f"{machine}\n\n{state({name: part[name] for name in ('machine_state',) if name in part})}"
+PARTS = ("load", "load_memory", "rival")
 
 
 def _seconds(found: Mapping[str, float]) -> str:
@@ -38,12 +33,11 @@ def load(records: Records) -> str:
         ["tokens per second", f"{long['tokens_per_second']:.1f}"],
         ["time to the first span: median, 99th percentile", _seconds(long["to_first"])],
         ["time between spans: median, 99th percentile", _seconds(long["between"])],
-        ["cores in use: server, client", f"{long['server_cores']:.2f}, {long['client_cores']:.2f}"],
         ["time per token, above the engine's without a server", _percent(part["overhead"])],
         ["processor time per token, above the engine's without a server", _percent(part["processor_overhead"])],
     ]
     heading = f"{part['streams']} streams, {part['max_batch_size']} decoded together, {part['threads']} threads"
-    return f"{table([heading, ''], iter(rows))}\n\n{_when(part)}"
+    return table([heading, ""], iter(rows))
 
 
 def load_memory(records: Records) -> str:
@@ -60,117 +54,27 @@ def load_memory(records: Records) -> str:
         f"threads: {part['threads']}. With one arena, in turns: tokens per second {speed} times, and processor time "
         f"per token {spent} times that with glibc's own."
     )
-    return f"{table(headings, iter(rows))}\n\n{asked}\n\n{_when(part)}"
+    return f"{table(headings, iter(rows))}\n\n{asked}"
 
 
 def rival(records: Records) -> str:
     """Beside ``transformers serve``."""
     part = records["serving"]["rival"]
-    rows = []
-    for count, names in part["at_once"].items():
-        base = names.get("transformers serve")
-        for name, one in names.items():
-            rows.append(
-                [
-                    count,
-                    name,
-                    f"{one['tokens_per_second']:.1f}",
-                    "" if base is None else f"{one['tokens_per_second'] / base['tokens_per_second']:.1f}",
-                    f"{one['to_first']:.2f}",
-                    f"{one['tokens']:.0f}",
-                    f"{one['failures']:.0f}",
-                ]
-            )
-    headings = ["at once", "server", "tokens per second", "times", "first text after, s", "tokens", "errors"]
-    not_run = "".join(f"\n\n{name} did not run." for name in part["not_run"])
-    return f"{table(headings, iter(rows))}{not_run}\n\n{_when(part)}"
+    names = [name for name in (OURS, OURS_SIG, RIVAL, RIVAL_BATCHES) if name not in part["not_run"]]
 
+    def cell(servers: Mapping[str, Any], name: str) -> str:
+        speed = servers[name]["tokens_per_second"]
+        times = f" ({speed / servers[RIVAL]['tokens_per_second']:.1f} ×)" if RIVAL in servers else ""
+        return f"{speed:.1f}{times}, {servers[name]['to_first']:.2f} s"
 
-def rival_in_words(records: Records) -> str:
-    """How many times as fast each decoder is as each of the other servers, in two sentences."""
-    counts: Mapping[str, Any] = records["serving"]["rival"]["at_once"]
-    names = {RIVAL: "`transformers serve` as it starts by default", RIVAL_BATCHES: "its continuous batching"}
-    decoders = {OURS: "greedy decoding", OURS_SIG: "CoCoA-SIG"}
-    sentences = []
-    for other, described in names.items():
-        compared: list[str] = []
-        for ours, decoder in decoders.items():
-            both = {count: names for count, names in counts.items() if ours in names and other in names}
-            times = (one[ours]["tokens_per_second"] / one[other]["tokens_per_second"] for one in both.values())
-            if both:
-                at_once = "" if compared else f" with {' / '.join(both)} requests at once"
-                compared.append(f"{decoder} is {' / '.join(f'{one:.1f}' for one in times)} times as fast{at_once}")
-        if compared:
-            sentences.append(f"Against {described}, {', and '.join(compared)}.")
-    return " ".join(sentences)
-
-
-def first_text(records: Records) -> str:
-    """Why the first text comes when it comes, in a sentence."""
-    part: Mapping[str, Any] = records["serving"]["first_text"]
-    kinds = ("tokens", "passes")
-    greedy, sig, other = (
-        {kind: f"{statistics.mean(part[name][kind]):.1f}" for kind in kinds} for name in (OURS, OURS_SIG, RIVAL)
-    )
-    return (
-        "The first text of `cocoa serve` is a decided span, and that of `transformers serve` a token: in these "
-        f"requests the span has {greedy['tokens']} tokens on average with greedy decoding and {sig['tokens']} with "
-        f"CoCoA-SIG, and comes {greedy['passes']} and {sig['passes']} forward passes after the prompt's own, since its "
-        f"risk needs the pass over its last token; the other's {other['tokens']} token comes after {other['passes']}."
-    )
-
-
-def memory(records: Records) -> str:
-    """Memory after every 100 answers, and what it is made of."""
-    part = records["serving"]["memory"]
-    curves: Mapping[str, Any] = part["curves"]
-    names = ("unique_mib", "prefix_cache_mib", "handed_out_mib", "free_mib")
-    rows = []
-    for size, points in curves.items():
-        rows += [[size, f"{one['answers']:,}", *(f"{one[name]:,.0f}" for name in names)] for one in points]
-    headings = [
-        "prefix cache at most",
-        "answers",
-        "memory of the server, MiB",
-        "prefix cache, MiB",
-        "in use by the allocator's callers, MiB",
-        "freed, and kept by the allocator, MiB",
-    ]
-    asked = f"{part['streams']} streams, `max_tokens` {part['max_tokens']}, threads: {part['threads']}"
-    return f"{table(headings, iter(rows))}\n\n{asked}. {one_line(part['machine'])}."
-
-
-def faults(records: Records) -> str:
-    """A killed server, and clients that do not read."""
-    kill, readers = records["serving"]["kill"], records["serving"]["readers"]
-    rows = [
-        ["killed under load: streams; those whose client saw an error", f"{kill['streams']}; {kill['saw_an_error']}"],
-        [
-            "the new process on the same port: ready after; served",
-            f"{kill['seconds_to_ready']:.1f} s; {_yes(kill['served_after'])}",
-        ],
-        [
-            f"8 requests without and beside {readers['silent']} clients that never read",
-            f"{readers['seconds_without']:.1f} s, {readers['seconds_beside']:.1f} s",
-        ],
-        [
-            "errors among these; a slow reader got everything",
-            f"{readers['failures']}; {_yes(readers['slow_reader_complete'])}",
-        ],
-    ]
-    return f"{table(['what', 'found'], iter(rows))}\n\n{_when(readers)}"
-
-
-def _yes(found: bool) -> str:
-    return "yes" if found else "**no**"
+    rows = ([count, *(cell(servers, name) for name in names)] for count, servers in part["at_once"].items())
+    failures = sum(server["failures"] for servers in part["at_once"].values() for server in servers.values())
+    not_run = "".join(f" {name} did not run." for name in part["not_run"])
+    return f"{table(['at once', *names], rows)}\n\nFailed requests: {failures:.0f}.{not_run}"
 
 
 TABLES: dict[str, Callable[[Records], str]] = {
     "serving_load": load,
     "serving_load_memory": load_memory,
     "serving_rival": rival,
-    "serving_rival_in_words": rival_in_words,
-    "serving_first_text": first_text,
-    "serving_memory": memory,
-    "serving_faults": faults,
 }

@@ -19,12 +19,21 @@ from benchmarks import gpu, prompt_length
 from benchmarks.bars import BARS, check
 from benchmarks.measure import Bench, child, record, write
 from benchmarks.peak import peak_bytes
-from benchmarks.plots import draw_all
-from benchmarks.report import MARKED, NOT_MEASURED, PERFORMANCE, README, TABLES, filled, read, write_report, written
+from benchmarks.plots import draw
+from benchmarks.report import (
+    MARKED,
+    NOT_MEASURED,
+    PERFORMANCE,
+    README,
+    TABLES,
+    filled,
+    read,
+    targets,
+    write_report,
+    written,
+)
 from benchmarks.serving.client import PATH, ask_all
-from benchmarks.serving.first_text import before_first_text
 from benchmarks.serving.load import percentile
-from benchmarks.serving.memory import is_flat
 from benchmarks.settings import DOCS, RESULTS, Settings
 from cocoa_engine import CocoaEngine
 from cocoa_engine.lab.timing import Spread
@@ -33,7 +42,6 @@ from tests.helpers.live_server import served
 from tests.helpers.served import HELLO, speaker
 from tests.helpers.tiny_models import tiny_model
 
-PLOTS = ("single_stream", "prompt_length", "batch", "candidates")
 DOCUMENTS = (PERFORMANCE, README)
 
 
@@ -76,7 +84,7 @@ def test_every_table_shows_its_record(name: str, records: dict[str, Any]) -> Non
         assert len(widths) <= 1  # all rows have the same number of cells
     if name in ("context", "prompt_length", "candidates", "precision", "contention"):
         assert all(f"{median:.2f}" in tables for median in medians(records[name]))
-    if name not in ("machine", "serving_first_text"):  # which have whole numbers
+    if name != "machine":  # which has whole numbers
         assert written(name, scaled(records)) != tables
 
 
@@ -84,9 +92,11 @@ def test_bars_are_checked(records: dict[str, Any]) -> None:
     checked = list(check(records))
     assert [each.bar.what for each in checked] == [bar.what for bar in BARS]
     missed = sum(not each.bar.met(each.found) for each in checked)
-    table = written("bars", records)
+    table = targets(records)
     assert (table.count("**no**"), table.count("| yes |")) == (missed, len(BARS) - missed)
-    assert written("bars", scaled(records)).count("**no**") > missed
+    assert targets(scaled(records)).count("**no**") > missed
+    assert f"{len(BARS) - missed} of {len(BARS)} targets" in (page := written("missed", records))
+    assert [bar.what for bar in BARS if bar.what in page] == [one.bar.what for one in checked if not one.met]
     assert all(bar.met(Spread(bar.limit, bar.limit, bar.limit)) for bar in BARS)
     for bar in BARS:
         worse = bar.limit * (0.99 if bar.at_least else 1.01)
@@ -95,13 +105,13 @@ def test_bars_are_checked(records: dict[str, Any]) -> None:
 
 def test_missing_measurements_are_reported(records: dict[str, Any]) -> None:
     assert written("batch", {}) == NOT_MEASURED
-    assert written("machine", {}) == written("serving_load", {}) == NOT_MEASURED
+    assert written("machine", {}) == written("conditions", {}) == written("serving_load", {}) == NOT_MEASURED
     assert written("gguf_large", {"gguf": {}}) == NOT_MEASURED
     assert written("serving_rival", {"serving": {}}) == NOT_MEASURED
-    assert written("bars", {}).count("not measured") == len(BARS)
-    before = written("bars", records).count("not measured")
+    assert targets({}).count("not measured") == len(BARS)
+    before = targets(records).count("not measured")
     del records["prompt_length"]["lengths"]["4096"]
-    assert written("bars", records).count("not measured") == before + 1
+    assert targets(records).count("not measured") == before + 1
 
 
 def test_the_peak_of_a_child_process_excludes_its_parent() -> None:
@@ -117,7 +127,7 @@ def test_only_text_between_markers_changes(records: dict[str, Any]) -> None:
     text = "before\n<!-- measured: startup -->\nold\n<!-- end -->\nafter\n"
     new = filled(text, records)
     assert new.startswith("before\n<!-- measured: startup -->\n| step |")
-    assert new.endswith(".\n<!-- end -->\nafter\n")
+    assert new.endswith(" |\n<!-- end -->\nafter\n")
     assert filled(new, records) == new
 
 
@@ -125,20 +135,19 @@ def test_report_in_another_folder_does_not_change_the_documents(records: dict[st
     before = [path.read_bytes() for path in DOCUMENTS]
     table = write_report(folder(tmp_path, records), in_place=False)
     assert len(table.splitlines()) == 2 + len(BARS)
-    assert table.count("| **no** |") == written("bars", records).count("| **no** |")
+    assert table == targets(records)
     assert NOT_MEASURED not in (tmp_path / PERFORMANCE.name).read_text(encoding="utf-8")
     assert [path.read_bytes() for path in DOCUMENTS] == before
 
 
 @pytest.mark.slow
-def test_plots_are_reproducible(records: dict[str, Any], tmp_path: Path) -> None:
+def test_the_plot_is_reproducible(records: dict[str, Any], tmp_path: Path) -> None:
     results = folder(tmp_path / "results", records)
     for name in ("first", "second"):
-        draw_all(results, tmp_path / name)
-    for plot in PLOTS:
-        first, second = ((tmp_path / name / f"{plot}.svg").read_bytes() for name in ("first", "second"))
-        assert b"ratio" in first
-        assert first == second
+        draw(results, tmp_path / name)
+    first, second = ((tmp_path / name / "single_stream.svg").read_bytes() for name in ("first", "second"))
+    assert b"ratio" in first
+    assert first == second
 
 
 def test_documents_have_each_table_once_and_agree_with_the_committed_results() -> None:
@@ -146,8 +155,7 @@ def test_documents_have_each_table_once_and_agree_with_the_committed_results() -
     for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8")
         assert filled(text, records) == text, f"run python -m benchmarks.report: {path.name} is out of date"
-    for plot in PLOTS:
-        assert (DOCS / "performance" / f"{plot}.svg").exists() == (plot in records)
+    assert (DOCS / "performance" / "single_stream.svg").exists()
     names = [name for path in DOCUMENTS for _, name, _ in MARKED.findall(path.read_text(encoding="utf-8"))]
     assert sorted(names) == sorted(TABLES)
 
@@ -159,10 +167,10 @@ def small(engine: CocoaEngine) -> CocoaEngine:
     return CocoaEngine(model, engine.tokenizer)
 
 
-RUN = ("ratio", "fed_tokens", "candidates", "context", "prompt_length", "leaves", "batch", "capture")
+RUN = ("ratio", "candidates", "context", "prompt_length", "batch", "capture", "source_attention", "scoring")
 
 
-@pytest.mark.parametrize("name", [*RUN, "source_attention", "scoring"])
+@pytest.mark.parametrize("name", RUN)
 def test_measurements_run(name: str, small: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny runs of the measurements that do not load a model again, without the memory of new processes."""
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: small)
@@ -171,8 +179,6 @@ def test_measurements_run(name: str, small: CocoaEngine, tmp_path: Path, monkeyp
     bench = Bench(settings, Progress(disable=True))
     write(tmp_path / f"{name}.json", record(bench, import_module(f"benchmarks.{name}").measure(bench)))
     assert not written(name, read(tmp_path)).startswith(NOT_MEASURED)
-    draw_all(tmp_path, tmp_path)
-    assert (tmp_path / f"{name}.svg").exists() == (name in PLOTS)
 
 
 # --- a GPU, and a server under load
@@ -240,24 +246,5 @@ async def test_a_refused_call_is_repeated_and_a_cut_stream_is_an_error() -> None
     assert "ClientConnector" in str(refused.failure)
 
 
-def test_passes_before_the_first_text() -> None:
-    """The span is the one that a stream begins with, and the pass over its last token was needed."""
-    engine = speaker("Yes, it is.")
-    with engine.stream_chat(HELLO, config=engine.config.replace(max_new_tokens=24)) as stream:
-        span = next(stream)
-    counted = before_first_text(engine, {"messages": HELLO, "max_tokens": 24}, engine.config.method)
-    assert span.text
-    assert counted["tokens"] == len(span.token_ids)
-    assert 1 <= counted["passes"] <= counted["tokens"]
-    assert engine.session.scheduler.observers == []
-
-
-def test_percentiles_and_memory_that_is_flat_when_it_has_not_changed_for_some_steps() -> None:
+def test_percentiles() -> None:
     assert [percentile(range(1, 101), share) for share in (0.0, 0.5, 0.99, 1.0)] == [1, 51, 100, 100]
-
-    def points(*values: float) -> list[dict[str, float]]:
-        return [{"unique_mib": value} for value in values]
-
-    assert not is_flat(points(100, 100, 100, 100))
-    assert is_flat(points(50, 100, 101, 100, 102, 100))
-    assert not is_flat(points(100, 100, 103, 100, 100))

@@ -188,7 +188,10 @@ def heads(
         ),
     ] = False,
     prompts: Annotated[
-        int, typer.Option(min=0, max=10**5, help="Prompts to answer for the reference distribution, and questions of each kind; 0: none.")
+        int,
+        typer.Option(
+            min=0, max=10**5, help="Prompts for the reference distribution, and questions of each kind; 0: none."
+        ),
     ] = 60,
     cache: measured.Cache = None,
     overwrite: Overwrite = False,

@@ -24,7 +24,6 @@ GROUP, RUNNERS = "cocoa.commands", "cocoa.runners"
 
 BUILT_IN = {"ask": "ask", "chat": "ask", "compare": "ask", "score": "score", "info": "info", "bench": "info"}
 BUILT_IN |= {"heads": "studies", "signal": "studies", "calibrate": "calibrate", "threshold": "studies"}
-BUILT_IN |= {"alpha": "studies"}
 """The commands of this package, each with its module. The function has the name of the command."""
 
 Runner = Annotated[Callable[..., Any] | None, "runner"]  # of a command's parameter for what runs it elsewhere

@@ -47,13 +47,9 @@ def log_prob_and_score(
 
 def span_score(config: CocoaConfig, log_prob: float, con_mlds: float, f_mlds: float, pmi: float = 0.0) -> float:
     """The score of a span with log p_S; ``diver_weight`` times PMI(S; x) is added to it."""
-    score = METHODS[config.method].score(log_prob, ranking_mlds(config, con_mlds, f_mlds), config.alpha)
+    mlds = f_mlds if config.metric == "f_mlds" else con_mlds
+    score = METHODS[config.method].score(log_prob, mlds, config.alpha)
     return equations.diver(score, pmi, config.diver_weight)
-
-
-def ranking_mlds(config: CocoaConfig, con_mlds: float, f_mlds: float) -> float:
-    """The MLDS by the configured metric. It ranks the candidates."""
-    return f_mlds if config.metric == "f_mlds" else con_mlds
 
 
 @dataclass

@@ -245,7 +245,6 @@ def test_files_are_written_by_output_files_alone() -> None:
         ("calibrate --data {texts} --out {out}", "out.json", "--overwrite"),
         ("calibrate --data {texts} --out {out}", "out-span.svg", "--overwrite"),
         ("heads --out {out}", "out.json", "--overwrite"),
-        ("alpha --data {texts} --plot {folder}/a.svg", "a.svg", "--overwrite"),
     ],
 )
 def test_what_is_there_is_not_overwritten(

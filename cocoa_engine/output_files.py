@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from filelock import FileLock, Timeout
 
-from cocoa_engine.errors import ConfigError, OutputError, safe_cause
+from cocoa_engine.errors import ConfigError, OutputError
 
 LOCK = ".lock"
 """The name of the lock of a folder. That of a file is ``.NAME.lock``, and is removed at the end."""
@@ -139,7 +139,7 @@ def writing_to(file: Path, errors: type[Exception] = OSError) -> Iterator[None]:
         raise
     except errors as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise OutputError(f"{file} cannot be written: {why}") from safe_cause(error)
+        raise OutputError(f"{file} cannot be written: {why}") from error
 
 
 def is_stream(file: Path) -> bool:

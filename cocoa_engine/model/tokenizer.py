@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cocoa_engine.errors import ChatTemplateError, PromptError, UnsupportedModelError, safe_cause, short_repr
+from cocoa_engine.errors import ChatTemplateError, PromptError, UnsupportedModelError, short_repr
 from cocoa_engine.interruptions import at_work, current_cancellation, free_in_child, interruptible
 from cocoa_engine.model.control_tokens import ControlTokens, Rendered
 from cocoa_engine.model.text import THOUGHT, block_text, require_unicode
@@ -218,7 +218,7 @@ class Tokens:
         try:
             return str(self.settings.apply_chat_template(messages, **options))
         except Exception as fault:  # a template is a program, and may raise any error
-            raise ChatTemplateError(f"the chat template rejects these messages: {fault}") from safe_cause(fault)
+            raise ChatTemplateError(f"the chat template rejects these messages: {fault}") from fault
 
 
 def _copy(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

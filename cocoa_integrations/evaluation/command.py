@@ -11,7 +11,7 @@ from cocoa_engine import CocoaConfig
 from cocoa_engine.cli.info import declared_options, load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, Runner, with_options
 from cocoa_engine.cli.output import Progress, Stage, on_interrupt, output
-from cocoa_engine.errors import ConfigError, MissingExtraError, safe_cause
+from cocoa_engine.errors import ConfigError, MissingExtraError
 from cocoa_engine.integration import MODEL_NAME, need
 from cocoa_engine.lab.tables import show
 
@@ -185,6 +185,6 @@ def chat_model(name: str) -> "BaseChatModel":
         model: BaseChatModel = chat_models.init_chat_model(name, temperature=0.0)
         return model
     except ImportError as error:
-        raise MissingExtraError(f"the judge {name}: {error}") from safe_cause(error)
+        raise MissingExtraError(f"the judge {name}: {error}") from error
     except Exception as error:  # a missing key or an unknown name; the errors of providers have no common base
-        raise ConfigError(f"the judge {name} cannot be used: {error}") from safe_cause(error)
+        raise ConfigError(f"the judge {name} cannot be used: {error}") from error

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cocoa_engine.errors import UnsupportedModelError, safe_cause, safe_logger
+from cocoa_engine.errors import UnsupportedModelError, safe_logger
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, TokenTree
 from cocoa_engine.execution.backends.shared_cache import SharedCache, depends_on_weights_alone
 from cocoa_engine.execution.backends.unshared import ByLength, CopiedCache, Recompute
@@ -168,7 +168,7 @@ def _check_supported(model: LanguageModel) -> None:
             raise UnsupportedModelError(
                 f"a plain forward pass of {model.architecture} fails ({type(fault).__name__}: {first_line(fault)}); "
                 "the model's config.json or its code may be wrong."
-            ) from safe_cause(fault)
+            ) from fault
         captured.stacked(model.device)
     if float((early - late).abs().max() / early.float().std()) > _tolerance(model.dtype):
         raise UnsupportedModelError(f"{model.architecture} attends in both directions; it cannot generate text.")

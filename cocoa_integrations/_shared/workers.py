@@ -5,10 +5,10 @@ import contextvars
 import os
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial, wraps
+from functools import partial
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from typing_extensions import Self
@@ -122,25 +122,3 @@ class AsyncStream(Generic[Result]):
         """Close the stream. Nothing is awaited, so this is safe while the task is being cancelled."""
         with suppress(ValueError):  # a worker thread is inside a generator, which cannot be closed from outside
             self._stream.close()
-
-
-def closed_at_exit(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Close the generator that a method returns when the process ends.
-
-    Otherwise Python closes it after it has cleared the modules that a framework's generator uses on closing, and prints
-    a traceback.
-    """
-
-    def close(generator: weakref.ref[Generator[Any, Any, Any]]) -> None:
-        if (alive := generator()) is not None:
-            with suppress(ValueError):  # a thread runs it
-                alive.close()
-
-    @wraps(method)
-    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        made = method(*args, **kwargs)
-        if isinstance(made, Generator):
-            weakref.finalize(made, close, weakref.ref(made))
-        return made
-
-    return wrapped

@@ -18,7 +18,7 @@ from typing_extensions import Self
 
 from cocoa_engine import CocoaEngine, __version__
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError, explain
-from cocoa_engine.integration import MODEL_NAME, DeviceMap, LoadOptions, changed_options
+from cocoa_engine.integration import MODEL_NAME, changed_options
 from cocoa_engine.report import Detail, require_detail
 from cocoa_integrations._shared.loading import LazyEngine, settings_digest
 from cocoa_integrations._shared.settings import (
@@ -352,63 +352,3 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
     def _lists_logprobs(self) -> bool:
         """Whether the service lists the tokens of answers. A server is asked for them only where they are wanted."""
         return self._keeps_logprobs if self.is_remote else self.logprobs is not False
-
-    @classmethod
-    def from_model_id(
-        cls,
-        model_id: str,
-        task: str | None = None,
-        backend: str = "default",
-        device: int | str | None = None,
-        device_map: DeviceMap = "auto",
-        model_kwargs: dict[str, Any] | None = None,
-        pipeline_kwargs: dict[str, Any] | None = None,
-        batch_size: int | None = None,
-        **options: Any,
-    ) -> Self:
-        """The model, with the arguments of the constructor that ``langchain-huggingface`` has.
-
-        Args:
-            model_id: as ``model`` of the constructor.
-            task: ``"text-generation"``.
-            backend: ``"default"`` (or ``"pipeline"``): transformers with PyTorch.
-            device: a number of a GPU, -1 for the CPU, or a device such as ``"cuda:0"``. The default is that of
-                ``device_map``.
-            device_map: as for the constructor.
-            model_kwargs: as for the constructor. ``dtype`` and ``trust_remote_code`` may be among them.
-            pipeline_kwargs: decode settings such as ``max_new_tokens``, under the names of transformers.
-            batch_size: as for the constructor of :class:`CocoaLLM`. A chat model has no such option.
-            **options: further options of the constructor.
-
-        Raises:
-            ConfigError: an option is unknown, out of range or not supported.
-        """
-        name = f"{cls.__name__}.from_model_id"
-        if task not in (None, "text-generation"):
-            raise ConfigError(f"{name}: task={task!r} is not supported; only 'text-generation' is")
-        if backend not in ("default", "pipeline"):
-            raise ConfigError(f"{name}: backend={backend!r} is not supported; models run in transformers with PyTorch")
-        if device is not None:
-            if device_map not in ("auto", None):
-                raise ConfigError(f"{name}: device and device_map are both given; give device_map alone")
-            device_map = device if isinstance(device, str) else "cpu" if device < 0 else f"cuda:{device}"
-        one_model_name(options, model_id=model_id)
-        arguments = {"batch_size": batch_size, **options}
-        arguments = {key: value for key, value in arguments.items() if value is not None} | {"device_map": device_map}
-        # from_pretrained takes these under model_kwargs too; here they are options
-        rest = dict(model_kwargs or {})
-        if "torch_dtype" in rest:
-            rest.setdefault("dtype", rest.pop("torch_dtype"))
-        own = {key: rest.pop(key) for key in LoadOptions.model_fields if key in rest}
-        decode = {key: value for key, value in (pipeline_kwargs or {}).items() if value is not None}
-        if decode.pop("return_full_text", False):
-            raise ConfigError(f"{name}: return_full_text=True is not supported; answers do not repeat the prompt")
-        if samples := decode.pop("do_sample", None):
-            decode.setdefault("temperature", 1.0)
-        elif samples is False:
-            decode["temperature"] = 0.0
-        for group, values in (("model_kwargs", own), ("pipeline_kwargs", decode)):
-            if twice := arguments.keys() & values.keys():
-                raise ConfigError(f"{name}: {', '.join(sorted(twice))} is given in {group} and elsewhere too")
-            arguments |= values
-        return cls(**arguments, **({"model_kwargs": rest} if rest else {}))

@@ -278,8 +278,8 @@ class ModelOptions(AnswerOptions, DecodeSettings, LoadOptions):
         """
         if self._objects:
             raise UnsupportedFeatureError(
-                f"a {type(self).__name__} with a loaded engine, model or tokenizer cannot be pickled; give model= and its loading "
-                "options instead, or create one in each process"
+                f"a {type(self).__name__} with a loaded engine, model or tokenizer cannot be pickled; give model= and "
+                "its loading options instead, or create one in each process"
             )
         state = BaseModel.__getstate__(self)  # LlamaIndex's own removes what cannot be pickled, from this object too
         fields = {name: value for name, value in state["__dict__"].items() if name != "_serialized"}

@@ -117,13 +117,6 @@ def judge(
         str,
         typer.Option(help="The judge: provider:model, for LangChain's init_chat_model. Its package must be installed."),
     ],
-    labels: Annotated[
-        Path | None,
-        typer.Option(
-            help="CSV file with human labels for Cohen's kappa: columns arm, id, and for each annotator NAME (truth) "
-            "or NAME:info (informativeness)."
-        ),
-    ] = None,
     attempts: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of attempts per prompt.")] = 3,
     timeout: Annotated[float, typer.Option(min=0.001, max=10**6, help="Time limit for one reply in seconds.")] = 120.0,
     concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of concurrent prompts.")] = 4,
@@ -150,8 +143,6 @@ def judge(
     """Judge the answers of an evaluation with an LLM and the paper's prompts. Stored verdicts are reused."""
     from cocoa_integrations.evaluation.judge import factscore_report, factscore_run, judge_run, judged_report
 
-    if factscore and labels is not None:
-        raise ConfigError("--labels is for judged answers, not for --factscore")
     if gamma is not None and not factscore:
         raise ConfigError("--gamma is the length penalty of --factscore")
     model = chat_model(judge)
@@ -173,7 +164,7 @@ def judge(
         if factscore:
             shown = factscore_report(factscore_run(folder, model, gamma=gamma, **told))
         else:
-            results = judge_run(folder, model, labels=labels, paper_model=paper_model, **told)
+            results = judge_run(folder, model, paper_model=paper_model, **told)
             shown = judged_report(results, paper_model)
     show(shown, output(no_color=False), as_markdown=markdown)
 

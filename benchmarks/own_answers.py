@@ -32,7 +32,7 @@ from cocoa_engine.lab.files import parsed, read_json_lines
 from cocoa_engine.lab.fit import LabelledFeatures, fit_only
 from cocoa_engine.lab.records import Question
 from cocoa_engine.lab.self_made import made_questions
-from cocoa_engine.lab.thresholds import expected_calibration_error, reliability
+from cocoa_engine.lab.statistics import expected_calibration_error, reliability
 from cocoa_integrations.evaluation.metrics import rouge_l
 from cocoa_integrations.evaluation.tasks import load_samples
 

@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 from typing_extensions import Self
 
 from cocoa_engine.arguments import given_or_new, of_type
-from cocoa_engine.config import CocoaConfig
+from cocoa_engine.config import CocoaConfig, Runtime
 from cocoa_engine.consistency import Consistency, Match, compare, sample_configs
 from cocoa_engine.decoding.request import PerPrompt, Request, for_each, make_request
 from cocoa_engine.decoding.task import decode_batch
 from cocoa_engine.errors import ConfigError, PromptError
-from cocoa_engine.execution.session import Session
-from cocoa_engine.info import ModelInfo
+from cocoa_engine.execution.session import ModelInfo, Session
 from cocoa_engine.interruptions import Cancellation
 from cocoa_engine.model.blocks import BlockTensor
-from cocoa_engine.model.callables import Criteria, Processors
-from cocoa_engine.model.detokenizer import Detokenizer
-from cocoa_engine.model.generation_config import eos_token_ids
+from cocoa_engine.model.generation_config import Criteria, Processors, eos_token_ids
 from cocoa_engine.model.load_options import DeviceMap
 from cocoa_engine.model.prompts import (
     Messages,
@@ -36,11 +33,10 @@ from cocoa_engine.model.prompts import (
     require_room,
     sources_of_batch,
 )
-from cocoa_engine.model.tokenizer import Tokens
+from cocoa_engine.model.tokenizer import Detokenizer, Tokens
 from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.risk.policy import RiskPolicy
-from cocoa_engine.runtime import Runtime
 from cocoa_engine.scoring import given_texts, text_profile
 from cocoa_engine.spans import Span
 from cocoa_engine.stream import SpanStream

@@ -164,9 +164,9 @@ class Generation(ResultModel):
             title: a heading, such as the question.
             full: return a complete page, otherwise a fragment for any page, as for notebooks.
         """
-        from cocoa_engine.rendering.html import document, fragment
+        from cocoa_engine.rendering.documents import fragment, html_document
 
-        return (document if full else fragment)([self, *compared], title=title)
+        return (html_document if full else fragment)([self, *compared], title=title)
 
     def render(self, format: str, *, compared: Sequence[Generation] = (), title: str | None = None) -> str:
         """The answer as a document in one of the formats of :data:`~cocoa_engine.rendering.documents.DOCUMENTS`.

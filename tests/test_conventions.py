@@ -119,9 +119,9 @@ evaluation/agreement evaluation/files evaluation/harness evaluation/judge evalua
 WITHOUT = {
     "cocoa_engine/cli/app.py": "/dev/null, which it writes to",
     "cocoa_engine/confined.py": "files of /proc and /dev",
-    "cocoa_engine/output_files.py": "files that it writes to",
+    "cocoa_engine/files.py": "files that it writes to",
     "cocoa_engine/execution/backends/unshared.py": "its own place for keys and values, which it opens",
-    "cocoa_engine/rendering/html.py": "a file of the package",
+    "cocoa_engine/rendering/documents.py": "a file of the package",
     "cocoa_engine/lab/self_made.py": "a file of the package",
     "cocoa_engine/lab/timing.py": "/proc/cpuinfo",
     "cocoa_integrations/chat_service/local.py": "a stream of the engine, which it opens",

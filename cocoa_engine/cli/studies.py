@@ -18,7 +18,18 @@ from rich.text import Text
 
 from cocoa_engine.cli import measured
 from cocoa_engine.cli.info import load_engine
-from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, file_option, with_options
+from cocoa_engine.cli.options import (
+    Calibrator,
+    Json,
+    LoadOptions,
+    Model,
+    NoColor,
+    Raw,
+    System,
+    file_option,
+    require_chat,
+    with_options,
+)
 from cocoa_engine.cli.output import (
     Overwrite,
     Progress,
@@ -28,12 +39,11 @@ from cocoa_engine.cli.output import (
     print_note,
     reserved,
 )
-from cocoa_engine.cli.prompting import Raw, System, require_chat
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, DataError, need, short_repr
+from cocoa_engine.files import write_file
 from cocoa_engine.lab.data import detect_format
 from cocoa_engine.memory import quiet_torchao
-from cocoa_engine.output_files import write_file
 from cocoa_engine.rendering.wording import SOURCES, count
 
 if TYPE_CHECKING:
@@ -72,7 +82,8 @@ def signal(
     records = measured.read(data, format, prompts, seed)
     if context_lift and (lacking := next((record for record in records if not record.source), None)):
         raise DataError(f"{lacking.id!r} has no source, so its context lift cannot be measured.")
-    from cocoa_engine.lab.indicators import Layers, Level, collect
+    from cocoa_engine.lab.indicators import Level, collect
+    from cocoa_engine.lab.measured import Layers
     from cocoa_engine.lab.signal_report import draw, measure, plot_names, to_markdown
 
     plots = [name for level in get_args(Level) for name in plot_names(level)]

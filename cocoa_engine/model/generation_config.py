@@ -16,9 +16,20 @@ from cocoa_engine.model.language_model import PASSED_ON, LanguageModel
 from cocoa_engine.model.tokenizer import Tokens
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
     from cocoa_engine.model.light_model import LightModel
+
+
+Processor = Callable[..., "Tensor"]
+"""Called as ``(ids [1, t], logits [1, V])``; returns logits ``[1, V]``."""
+
+Criterion = Callable[..., "bool | Tensor"]
+"""Called as ``(ids [1, t], None)``; whether the text ends, as a bool or a bool tensor."""
+
+Processors = Processor | Sequence[Processor] | None
+Criteria = Criterion | Sequence[Criterion] | None
 
 
 _NAME = "the generation config"

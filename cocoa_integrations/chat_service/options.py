@@ -13,18 +13,17 @@ from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError, explain
 from cocoa_engine.integration import ACCESS_OPTIONS, LoadOptions, changed_options, loading_arguments
 from cocoa_engine.report import Detail
-from cocoa_integrations._shared.loading import LazyEngine, lazy_engine
-from cocoa_integrations._shared.settings import (
+from cocoa_integrations._shared.engines import LazyEngine, in_worker, lazy_engine
+from cocoa_integrations._shared.options import (
     FIELD_SYNONYMS,
     DecodeSettings,
     config_of,
     refuse_unknown,
+    refuse_unsupported,
     set_config,
     split_settings,
     updated,
 )
-from cocoa_integrations._shared.unsupported import refuse_unsupported
-from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.chat_service.local import LocalChat
 from cocoa_integrations.chat_service.remote import RemoteChat, remote_chat, sent_settings
 

@@ -13,7 +13,7 @@ from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, Runner, wit
 from cocoa_engine.cli.output import Progress, Stage, on_interrupt, output
 from cocoa_engine.errors import ConfigError, MissingExtraError
 from cocoa_engine.integration import MODEL_NAME, need
-from cocoa_engine.lab.tables import show
+from cocoa_engine.rendering.terminal import show
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from cocoa_engine.errors import DataError
+from cocoa_engine.files import append, open_in_place
 from cocoa_engine.lab.files import (
     Row,
     RowModel,
@@ -19,7 +20,6 @@ from cocoa_engine.lab.files import (
     read_json_list,
     read_parquet,
 )
-from cocoa_engine.output_files import append, open_in_place
 
 _READERS: dict[str, Callable[[Path], Iterable[Row]]] = {
     ".csv": read_csv,

@@ -1,7 +1,7 @@
 """What the text model and the chat model share: construction, the options of a call, and the calls of their service."""
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, ClassVar, Literal
 from uuid import uuid4
@@ -13,31 +13,76 @@ from langchain_core.outputs import LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from langchain_core.runnables.utils import AnyConfigurableField
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from typing_extensions import Self
 
 from cocoa_engine import CocoaEngine, __version__
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError, explain
 from cocoa_engine.integration import MODEL_NAME, changed_options
 from cocoa_engine.report import Detail, require_detail
-from cocoa_integrations._shared.loading import LazyEngine, settings_digest
-from cocoa_integrations._shared.settings import (
+from cocoa_integrations._shared.engines import LazyEngine, settings_digest
+from cocoa_integrations._shared.options import (
     FIELD_SYNONYMS,
+    ChatTemplateOptions,
+    DecodeSettings,
     config_of,
     fields_of,
     refuse_unknown,
+    refuse_unsupported,
     split_settings,
     updated,
 )
-from cocoa_integrations._shared.unsupported import refuse_unsupported
 from cocoa_integrations.chat_service import ChatCall
-from cocoa_integrations.chat_service.options import ModelOptions, one_model_name
+from cocoa_integrations.chat_service.options import AnswerOptions, ModelOptions, one_model_name
 from cocoa_integrations.chat_service.remote import DEFAULT_MODEL
 from cocoa_integrations.langchain.answers import reduced_result
 from cocoa_integrations.langchain.composed import Composable
 from cocoa_integrations.langchain.messages import Writer
-from cocoa_integrations.langchain.options import FRAMEWORK, TOOL_DETAILS, TOOLS, CallOptions
 from cocoa_integrations.tracing import RiskTrace
+
+FRAMEWORK = frozenset({"tags", "metadata", "run_name", "run_id", "stream", "ls_structured_output_format"})
+"""Keyword arguments of a call that belong to LangChain."""
+
+TOOLS = frozenset({"tools", "tool_choice", "response_format"})
+"""Keyword arguments of a call that ask for tools or structured output."""
+
+TOOL_DETAILS = frozenset({"strict", "parallel_tool_calls"})
+"""Keyword arguments that control how tools are called. They have no effect without tools."""
+
+
+class CallOptions(AnswerOptions, DecodeSettings):
+    """The options that both the constructor and a single call take, besides those of ``AnswerOptions``."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+    stream_usage: bool = True
+    """Whether the last chunk of a stream has the token counts of the answer."""
+
+    logits_processor: Sequence[Callable[..., Any]] = Field(default=(), exclude=True, repr=False)
+    """Logits processors of transformers, one or a list. Answers are then not cached, because a processor cannot be part
+    of a cache key."""
+
+    stopping_criteria: Sequence[Callable[..., Any]] = Field(default=(), exclude=True, repr=False)
+    """Stopping criteria of transformers, one or a list. Answers are then not cached."""
+
+    @field_validator("logits_processor", "stopping_criteria", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any) -> tuple[Any, ...]:
+        # transformers' LogitsProcessorList is itself callable, so lists are checked first
+        return tuple(value) if isinstance(value, Sequence) else (value,)
+
+
+class ChatCallOptions(ChatTemplateOptions, CallOptions):
+    """The options that both the constructor and a single call of a chat model take."""
+
+    source: Sequence[str] | Sequence[tuple[int, int]] = Field(default=(), exclude=True, repr=False)
+    """Passages of the prompt, as texts that it contains or as ranges of its characters after the chat template (texts
+    only for a model at a server). Every span then has ``passage_attention``: its attention on each of them."""
+
+
+PER_CALL = frozenset(ChatCallOptions.model_fields)
+"""The names of the options of a call of a chat model."""
+
 
 _engine_ids: WeakKeyDictionary[CocoaEngine, str] = WeakKeyDictionary()
 """Ids for cache keys. The name of a model is not unique, and an ``id()`` can be reused."""

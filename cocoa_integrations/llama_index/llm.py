@@ -30,8 +30,14 @@ from torch import nn
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError
 from cocoa_engine.integration import require_unicode, safe_logger
-from cocoa_integrations._shared.chat_template import given_options, require_text, template_options
-from cocoa_integrations._shared.settings import config_of, fields_of, split_settings
+from cocoa_integrations._shared.options import (
+    config_of,
+    fields_of,
+    given_options,
+    require_text,
+    split_settings,
+    template_options,
+)
 from cocoa_integrations.chat_service import Answer, ChatCall, ChatService, LocalChat, Piece, RemoteChat
 from cocoa_integrations.chat_service.options import ModelOptions, shown_entries
 from cocoa_integrations.chat_service.remote import DEFAULT_MODEL

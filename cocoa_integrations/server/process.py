@@ -24,7 +24,7 @@ from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.integration import safe_logger
 from cocoa_engine.memory import release_free_memory
-from cocoa_integrations._shared import workers
+from cocoa_integrations._shared import engines
 from cocoa_integrations.server.errors import ApiError, log_config, shutting_down
 from cocoa_integrations.server.metrics import Metrics
 from cocoa_integrations.server.middleware import Bodies
@@ -238,12 +238,12 @@ class DrainingServer(uvicorn.Server):
 
         def end_process() -> None:
             time.sleep(ENDING)
-            if count := workers.running():
+            if count := engines.running():
                 logger.warning("the process ends while %d worker threads run, which a cancellation did not end", count)
                 os._exit(0)
 
         deadline = time.monotonic() + ENDING
-        while self._ends_process and workers.running():
+        while self._ends_process and engines.running():
             await asyncio.sleep(0.01)
             if time.monotonic() > deadline:
                 self.config.timeout_graceful_shutdown = 0  # requests are answered without their work

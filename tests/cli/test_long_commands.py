@@ -37,8 +37,7 @@ from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, _tokenizer_digest
 from cocoa_engine.lab.data import read_labelled
-from cocoa_engine.lab.forced import KeptProfile, ProfileCache, force
-from cocoa_engine.lab.measured import labelled_features
+from cocoa_engine.lab.measured import KeptProfile, ProfileCache, force, labelled_features
 from cocoa_engine.scoring.text_profile import Profiler
 from tests.helpers.alike import near
 from tests.helpers.cocoa import Cocoa, successful

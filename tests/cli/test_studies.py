@@ -13,7 +13,7 @@ import pytest
 
 from cocoa_engine import CalibrationWarning, CocoaConfig, CocoaEngine, FitSettings, RiskCalibrator, fit_calibrator
 from cocoa_engine.cli.app import run
-from cocoa_engine.cli.prompting import require_chat
+from cocoa_engine.cli.options import require_chat
 from cocoa_engine.errors import CalibrationError, ConfigError, DataError
 from cocoa_engine.lab import stopping
 from cocoa_engine.lab.data import read_labelled

@@ -46,6 +46,7 @@ from cocoa_engine.errors import (
     safe,
     safe_logger,
 )
+from cocoa_engine.files import require_writable, write_file
 from cocoa_engine.interruptions import interruptible
 from cocoa_engine.lab import files
 from cocoa_engine.lab.data import LabelledSpan, LabelledText, checked, read_labelled
@@ -53,7 +54,6 @@ from cocoa_engine.methods.retrieval_heads import RetrievalHeads
 from cocoa_engine.model.generation_config import usable
 from cocoa_engine.model.language_model import MACHINE_ERRORS
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
-from cocoa_engine.output_files import require_writable, write_file
 from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.server.settings import ServerSettings
 from tests.helpers.family_gguf import write_family

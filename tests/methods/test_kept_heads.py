@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.cache_directory import CACHE_VARIABLE
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.files import CACHE_VARIABLE
 from cocoa_engine.methods.retrieval_heads import (
     SOURCE_HEADS,
     RetrievalHeads,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from cocoa_engine.config import Runtime
 from cocoa_engine.errors import UnsupportedModelError, safe_logger
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, TokenTree
 from cocoa_engine.execution.backends.shared_cache import SharedCache, depends_on_weights_alone
@@ -20,11 +21,9 @@ from cocoa_engine.execution.forward.static import StaticLean
 from cocoa_engine.execution.native.build import first_line
 from cocoa_engine.model import weight_identity
 from cocoa_engine.model.configs import frequencies_of, window_sizes
-from cocoa_engine.model.hidden_states import CaptureSpec, capture
-from cocoa_engine.model.language_model import PASSED_ON, LanguageModel
+from cocoa_engine.model.language_model import PASSED_ON, CaptureSpec, LanguageModel, capture
 from cocoa_engine.model.light_model import LightModel
 from cocoa_engine.model.weight_identity import WeightFingerprint, weight_fingerprint
-from cocoa_engine.runtime import Runtime
 
 __all__ = ["Backend", "FeedRequest", "Path", "ReadBack", "StepOutput", "TokenTree", "build", "choose", "state_of"]
 

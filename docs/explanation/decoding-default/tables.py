@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cocoa_engine.lab.ranking import interval
+from cocoa_engine.lab.statistics import interval
 
 BASELINE = "greedy"
 DRAWS = 10_000

@@ -29,7 +29,7 @@ import httpx
 import pytest
 
 from cocoa_engine import SpanStream
-from cocoa_integrations._shared import workers
+from cocoa_integrations._shared import engines
 from cocoa_integrations.server import ServerSettings, create_app, process
 from cocoa_integrations.server.process import DrainingServer, free_memory_released, keep_one_arena, listening, one_arena
 from cocoa_integrations.server.work import Call, EventStream
@@ -153,10 +153,10 @@ async def test_a_client_that_leaves_ends_work_outside_of_forward_passes(
     async with AsyncExitStack() as clients:
         for path, body in WORK:
             await clients.enter_async_context(asked(url, body, path))
-        await happens(lambda: len(app.state.cocoa.calls) == workers.running() == len(WORK))
+        await happens(lambda: len(app.state.cocoa.calls) == engines.running() == len(WORK))
         await asyncio.sleep(1.0)  # the grammar of the answer is ready, and the answer is validated
     await happens(lambda: not app.state.cocoa.calls)
-    await happens(lambda: not workers.running())
+    await happens(lambda: not engines.running())
     assert (await client_of(app).get("/health")).status_code == 200
 
 

@@ -18,8 +18,8 @@ from langchain_core.runnables import ConfigurableField
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Runtime
 from cocoa_engine.errors import PromptError, UnsupportedFeatureError
-from cocoa_engine.model.embedded import CONTEXT_WINDOW
-from cocoa_integrations._shared import loading
+from cocoa_engine.model.load_options import CONTEXT_WINDOW
+from cocoa_integrations._shared import engines
 from cocoa_integrations.langchain import ChatCocoa, get_risk
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM
@@ -322,7 +322,7 @@ def test_the_cache_key_knows_a_change_made_before_a_model_that_shares_the_weight
 
 
 def test_the_configuration_is_not_read_by_the_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "read_context_window", lambda *args, **options: pytest.fail("was read"))
+    monkeypatch.setattr(engines, "read_context_window", lambda *args, **options: pytest.fail("was read"))
     chat = ChatCocoa(model="org/name")
     assert copy.deepcopy(chat) == chat
     assert "org/name" in repr(chat)

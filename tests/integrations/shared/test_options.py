@@ -20,9 +20,8 @@ from transformers import (
 
 from cocoa_engine import ChatTemplateError, CocoaConfig, CocoaEngine, RiskCalibrator, Runtime
 from cocoa_engine.errors import ConfigError, ModelLoadError
-from cocoa_engine.model.embedded import MODEL_NAME
-from cocoa_integrations._shared.settings import config_of
-from cocoa_integrations._shared.unsupported import INSTEAD, WITHOUT_EFFECT
+from cocoa_engine.model.load_options import MODEL_NAME
+from cocoa_integrations._shared.options import INSTEAD, WITHOUT_EFFECT, config_of
 from cocoa_integrations.langchain import ChatCocoa, UnsupportedFeatureError
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM

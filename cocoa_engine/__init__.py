@@ -30,7 +30,7 @@ from cocoa_engine.errors import (
 from cocoa_engine.interruptions import Cancellation
 from cocoa_engine.memory import collector_paused, quiet_torchao
 from cocoa_engine.methods import METHODS
-from cocoa_engine.results import Generation, LayerCurve
+from cocoa_engine.results import Generation
 from cocoa_engine.risk import CalibrationWarning, Check, MeasuredText, RiskCalibrator, Unit, UnitLevel
 from cocoa_engine.spans import Candidate, Competition, Preceding, RiskSource, Span, Usage
 from cocoa_engine.timeline import Timeline
@@ -75,7 +75,6 @@ __all__ = [
     "Generation",
     "GrammarProcessor",
     "HallucinationRiskError",
-    "LayerCurve",
     "MeasuredText",
     "MissingExtraError",
     "ModelInfo",

@@ -19,7 +19,7 @@ import numpy as np
 from cocoa_engine import CocoaEngine
 from cocoa_engine.lab.data import Question, read_questions
 from cocoa_engine.lab.measured import question_prompts
-from cocoa_engine.lab.ranking import Bootstrap, Interval, Ranked
+from cocoa_engine.lab.statistics import Bootstrap, Interval, Ranked
 
 SCORES = ("agreement", "f1", "mean_log_prob", "min_log_prob")
 """Scores of an answer that are low where it is likely wrong."""

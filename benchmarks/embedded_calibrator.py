@@ -29,10 +29,8 @@ from numpy.typing import NDArray
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, RiskCalibrator
 from cocoa_engine.lab.data import LabelledText, Question, read_labelled, read_questions, sample
 from cocoa_engine.lab.fit import FitSettings, LabelledFeatures, fit, fit_only, left_out
-from cocoa_engine.lab.forced import force
-from cocoa_engine.lab.measured import answer_values, labelled_answers, labelled_features, question_prompts
-from cocoa_engine.lab.ranking import Bootstrap, Ranked
-from cocoa_engine.lab.thresholds import choose, expected_calibration_error, reliability
+from cocoa_engine.lab.measured import answer_values, force, labelled_answers, labelled_features, question_prompts
+from cocoa_engine.lab.statistics import Bootstrap, Ranked, choose, expected_calibration_error, reliability
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.risk.calibrator import Settings

@@ -31,13 +31,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
-from cocoa_engine.decoding import distributions
+from cocoa_engine.decoding import token_feed
 from cocoa_engine.decoding.next_tokens import NextTokens, next_tokens
 from cocoa_engine.equations import middle_layers
 from cocoa_engine.execution.backends import TokenTree, choose
 from cocoa_engine.lab.timing import Spread, describe, one_line
-from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.language_model import CaptureSpec, LanguageModel
 
 LLAMA_3_8B = {
     "vocab_size": 128256,
@@ -204,7 +203,7 @@ def time_decoders(
 
         def run() -> int:
             script.begin()
-            with patch.object(distributions, "next_tokens", script):
+            with patch.object(token_feed, "next_tokens", script):
                 generation = engine.generate(prompt, config=config, method=method)
             statistics_of[name] = _decoding_statistics(generation)
             return generation.usage.completion_tokens

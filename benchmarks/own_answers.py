@@ -38,7 +38,7 @@ from cocoa_engine.lab.fit import LabelledFeatures, fit_only
 from cocoa_engine.lab.heads import STOPPED, quantiles
 from cocoa_engine.lab.records import Question
 from cocoa_engine.lab.self_made import made_questions
-from cocoa_engine.lab.thresholds import expected_calibration_error, reliability
+from cocoa_engine.lab.statistics import expected_calibration_error, reliability
 from cocoa_engine.methods.retrieval_heads import RightAnswers
 from cocoa_engine.risk.policy import ANSWER_THRESHOLD
 from cocoa_integrations.evaluation.metrics import rouge_l

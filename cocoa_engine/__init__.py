@@ -9,7 +9,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from cocoa_engine.config import CocoaConfig
+from cocoa_engine.config import CocoaConfig, Runtime
 from cocoa_engine.errors import (
     CalibrationError,
     ChatTemplateError,
@@ -30,9 +30,8 @@ from cocoa_engine.errors import (
 from cocoa_engine.interruptions import Cancellation
 from cocoa_engine.memory import collector_paused, quiet_torchao
 from cocoa_engine.methods import METHODS
-from cocoa_engine.results import Generation, LayerCurve
+from cocoa_engine.results import Generation
 from cocoa_engine.risk import CalibrationWarning, Check, MeasuredText, RiskCalibrator, Unit, UnitLevel
-from cocoa_engine.runtime import Runtime
 from cocoa_engine.spans import Candidate, Competition, Preceding, RiskSource, Span, Usage
 from cocoa_engine.timeline import Timeline
 
@@ -43,11 +42,11 @@ if TYPE_CHECKING:
     from cocoa_engine.decoding.matchers import json_rule, unenforced
     from cocoa_engine.decoding.request import PerPrompt
     from cocoa_engine.engine import CocoaEngine
-    from cocoa_engine.info import ModelInfo
+    from cocoa_engine.execution.session import ModelInfo
     from cocoa_engine.lab.fit import FitSettings
     from cocoa_engine.lab.fit_calibrator import fit_calibrator, fit_self_made
-    from cocoa_engine.model.detokenizer import Detokenizer
     from cocoa_engine.model.loading import load_tokenizer, read_context_window
+    from cocoa_engine.model.tokenizer import Detokenizer
     from cocoa_engine.scoring.given_texts import rescore
     from cocoa_engine.stream import SpanStream
 
@@ -76,7 +75,6 @@ __all__ = [
     "Generation",
     "GrammarProcessor",
     "HallucinationRiskError",
-    "LayerCurve",
     "MeasuredText",
     "MissingExtraError",
     "ModelInfo",
@@ -115,10 +113,10 @@ _LAZY = {
     "CocoaEngine": "engine",
     "Consistency": "consistency",
     "ContextLift": "context",
-    "Detokenizer": "model.detokenizer",
+    "Detokenizer": "model.tokenizer",
     "FitSettings": "lab.fit",
     "GrammarProcessor": "decoding.grammar",
-    "ModelInfo": "info",
+    "ModelInfo": "execution.session",
     "PerPrompt": "decoding.request",
     "SpanStream": "stream",
     "context_lift": "context",

@@ -9,9 +9,9 @@ from pydantic import ConfigDict, Field
 from cocoa_engine.arguments import ResultModel
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import passage_means
-from cocoa_engine.decoding.distributions import passage_values
 from cocoa_engine.decoding.request import capture_spec
-from cocoa_engine.decoding.result_builder import token_ends
+from cocoa_engine.decoding.task import token_ends
+from cocoa_engine.decoding.token_feed import passage_values
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.backends.shared_cache import SharedCache

@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 from typing_extensions import Self
 
 from cocoa_engine.arguments import given_or_new, of_type
-from cocoa_engine.config import CocoaConfig
+from cocoa_engine.config import CocoaConfig, Runtime
 from cocoa_engine.consistency import Consistency, Match, compare, sample_configs
 from cocoa_engine.decoding.request import PerPrompt, Request, for_each, make_request
 from cocoa_engine.decoding.task import decode_batch
 from cocoa_engine.errors import ConfigError, PromptError
-from cocoa_engine.execution.session import Session
-from cocoa_engine.info import ModelInfo
+from cocoa_engine.execution.session import ModelInfo, Session
 from cocoa_engine.interruptions import Cancellation
 from cocoa_engine.model.blocks import BlockTensor
-from cocoa_engine.model.callables import Criteria, Processors
-from cocoa_engine.model.detokenizer import Detokenizer
-from cocoa_engine.model.generation_config import eos_token_ids
+from cocoa_engine.model.generation_config import Criteria, Processors, eos_token_ids
 from cocoa_engine.model.load_options import DeviceMap
 from cocoa_engine.model.prompts import (
     Messages,
@@ -36,13 +33,11 @@ from cocoa_engine.model.prompts import (
     require_room,
     sources_of_batch,
 )
-from cocoa_engine.model.tokenizer import Tokens
-from cocoa_engine.results import Generation, LayerCurve
+from cocoa_engine.model.tokenizer import Detokenizer, Tokens
+from cocoa_engine.results import Generation
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.risk.policy import RiskPolicy
-from cocoa_engine.runtime import Runtime
-from cocoa_engine.scoring import given_texts, text_profile
-from cocoa_engine.spans import Span
+from cocoa_engine.scoring import given_texts
 from cocoa_engine.stream import SpanStream
 from cocoa_engine.timeline import Timeline
 
@@ -578,26 +573,6 @@ class CocoaEngine:
         if answer is None:  # first, so that the samples reuse its prompt
             (answer,) = self._decode([self._request(token_ids, config, *arguments)])
         return compare(answer, self._decode(requests), match)
-
-    def layer_profile(self, prompt: Prompt | Messages, generation: Generation, span: Span | int) -> LayerCurve:
-        """How the layers disagree about one span of an answer, layer by layer. Both MLDS are means of these values.
-
-        The answer is fed once more, up to the end of the span, with its own settings.
-
-        Args:
-            prompt: the prompt of the answer. For :meth:`chat` its messages, or with ``template_kwargs`` the result of
-                :meth:`encode_chat`.
-            generation: the answer, generated or scored by a model like this one.
-            span: one of the answer's spans, or its index.
-
-        Raises:
-            ConfigError: the answer has no such span.
-            PromptError: the prompt is not as long as the one of the answer.
-            ChatTemplateError: the tokenizer has no chat template, or it refuses the messages.
-            UnsupportedModelError: the model's final state is not as wide as its layers.
-        """
-        token_ids = self.encode_chat(prompt) if is_chat(prompt) else prompt
-        return text_profile.of_generation(self.session, token_ids, generation, span)
 
     def chat(
         self,

@@ -114,32 +114,6 @@ class CocoaError(Exception):
         super().__init__(*message, *args[1:], **kwargs)
 
 
-class ForeignError(Exception):
-    """An error of another package as the cause of one of ours: its class's name, and its text as in our messages."""
-
-
-def safe_cause(error: BaseException, earlier: int = 8) -> BaseException:
-    """The error to raise one of this package's errors from, for tracebacks: its text may quote foreign text too.
-
-    It is the error itself, unless the text of it or of one of its own causes has control characters, is long or cannot
-    be made. Then it is a :class:`ForeignError` with the same traceback. At most ``earlier`` of its causes are kept.
-    """
-    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    safe_one = None if cause is None or not earlier else safe_cause(cause, earlier - 1)
-    kind = type(error)
-    try:
-        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        shown = bounded(text, MESSAGE_LIMIT)
-        message = f"{kind.__name__}: {shown}"
-    except Exception:  # a foreign error may fail to give its text; it must not replace the one that is raised from it
-        text, shown, message = "", "?", f"<{kind.__name__}>"
-    if shown == text and safe_one is cause:
-        return error
-    stand_in = ForeignError(message)
-    stand_in.__cause__ = safe_one
-    return stand_in.with_traceback(error.__traceback__)
-
-
 class ConfigError(CocoaError, ValueError):
     """A setting is unknown, out of range or does not fit the model."""
 

@@ -12,7 +12,6 @@ from typing_extensions import Self
 
 from cocoa_engine.arguments import ResultModel
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.equations import con_mlds_of, f_mlds_of
 from cocoa_engine.risk import Check, MeasuredText, Unit
 from cocoa_engine.spans import CLOSED_BOOK_TOKENS, AnswerRiskSource, Competition, FinishReason, RiskSource, Span, Usage
 
@@ -169,9 +168,9 @@ class Generation(ResultModel):
             title: a heading, such as the question.
             full: return a complete page, otherwise a fragment for any page, as for notebooks.
         """
-        from cocoa_engine.rendering.html import document, fragment
+        from cocoa_engine.rendering.documents import fragment, html_document
 
-        return (document if full else fragment)([self, *compared], title=title)
+        return (html_document if full else fragment)([self, *compared], title=title)
 
     def render(self, format: str, *, compared: Sequence[Generation] = (), title: str | None = None) -> str:
         """The answer as a document in one of the formats of :data:`~cocoa_engine.rendering.documents.DOCUMENTS`.
@@ -211,7 +210,7 @@ class Generation(ResultModel):
         return report([self, *compared], table=table, marks=marks)
 
     def plot(self) -> Figure:
-        """Both MLDS of every span as bars. :meth:`LayerCurve.plot` shows the layers of one span.
+        """Both MLDS of every span as bars.
 
         Raises:
             MissingExtraError: matplotlib is not installed.
@@ -219,44 +218,3 @@ class Generation(ResultModel):
         from cocoa_engine.rendering.plot import mlds_by_span
 
         return mlds_by_span(self)
-
-
-class LayerCurve(ResultModel):
-    """How the layers disagree about one span, from the embedding (layer 0) to the final layer L.
-
-    dis(a, b) = 1 - cos(H[S, a], H[S, b]), where H[S, l] is the mean state of the span's tokens after layer l.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    text: str = Field(description="The span's text.")
-    consecutive: list[float] = Field(description="dis(j, j + 1) for j = 0..L-1.")
-    to_final: list[float] = Field(description="dis(j, L) for j = 0..L-1.")
-    middle_layers: tuple[int, int] = Field(description="The window (m, n) of the MLDS, both inclusive.")
-    final_layer: Literal["post_norm", "pre_norm"]
-    """Whether the state of layer L is taken after the final norm."""
-
-    @property
-    def num_layers(self) -> int:
-        """L, the number of layers."""
-        return len(self.to_final)
-
-    @property
-    def con_mlds(self) -> float:
-        """The span's ConMLDS."""
-        return con_mlds_of(self.consecutive, self.middle_layers)
-
-    @property
-    def f_mlds(self) -> float:
-        """The span's fMLDS."""
-        return f_mlds_of(self.to_final, self.middle_layers)
-
-    def plot(self) -> Figure:
-        """Both disagreements layer by layer, with the middle window shaded.
-
-        Raises:
-            MissingExtraError: matplotlib is not installed.
-        """
-        from cocoa_engine.rendering.plot import layer_curve
-
-        return layer_curve(**self.model_dump())

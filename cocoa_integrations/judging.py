@@ -12,9 +12,9 @@ from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Span
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.report import RiskReport, severity
 from cocoa_integrations._shared.citations import find_in, spread
+from cocoa_integrations._shared.engines import in_worker
 from cocoa_integrations._shared.limits import Limit
 from cocoa_integrations._shared.tries import Measure as JudgeMeasure
-from cocoa_integrations._shared.workers import in_worker
 
 __all__ = ["AnswerJudge", "JudgeMeasure", "Judgement", "RagasRisk"]
 

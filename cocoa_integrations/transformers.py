@@ -20,7 +20,7 @@ from cocoa_engine import (
     Runtime,
 )
 from cocoa_engine.model.light_model import import_model_classes
-from cocoa_integrations._shared.settings import OF_SAMPLING
+from cocoa_integrations._shared.options import OF_SAMPLING
 
 import_model_classes()  # before transformers' own imports, which would show torchao's messages
 

@@ -23,7 +23,7 @@ from hypothesis import settings
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.cli import measured
 from cocoa_engine.model import gguf_tokenizer
-from cocoa_engine.model.embedded import find_embedded_file
+from cocoa_engine.model.load_options import find_embedded_file
 
 pytest.register_assert_rewrite("tests.helpers")
 settings.register_profile("cocoa", deadline=None, derandomize=True)  # a slow machine is no failure

@@ -107,21 +107,20 @@ NO_READERS = {"CocoaEngine", "Embedding", "backend"}
 """What loads or opens what another module reads, or nothing that is a file."""
 
 ENGINE = """
-arguments cache_directory cli/calibrate cli/prompting cli/score execution/native/build lab/cache lab/data
+arguments cli/calibrate cli/options cli/score execution/native/build files lab/cache lab/data
 lab/files lab/stopping methods/retrieval_heads model/checkpoint_files model/configs model/gguf_model model/gguf_reader
 model/gguf_tokenizer model/loading model/quantised_weights model/weight_identity risk/calibrator
 """
 INTEGRATIONS = """
-evaluation/agreement evaluation/files evaluation/harness evaluation/judge evaluation/tasks ray/jobs server/command
+evaluation/files evaluation/harness evaluation/judge evaluation/tasks ray/jobs server/command
 """
 """The modules that tests/adversarial give broken files to."""
 
 WITHOUT = {
     "cocoa_engine/cli/app.py": "/dev/null, which it writes to",
     "cocoa_engine/confined.py": "files of /proc and /dev",
-    "cocoa_engine/output_files.py": "files that it writes to",
     "cocoa_engine/execution/backends/unshared.py": "its own place for keys and values, which it opens",
-    "cocoa_engine/rendering/html.py": "a file of the package",
+    "cocoa_engine/rendering/documents.py": "a file of the package",
     "cocoa_engine/lab/heads.py": "a file of the package",
     "cocoa_engine/lab/self_made.py": "a file of the package",
     "cocoa_engine/risk/policy.py": "a file of the package",

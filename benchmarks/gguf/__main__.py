@@ -15,7 +15,7 @@ from benchmarks.gguf.tables import PARTS
 from benchmarks.measure import Bench, progress, record, write
 from benchmarks.report import write_report
 from benchmarks.settings import RESULTS, Settings
-from cocoa_engine.model.embedded import find_embedded_file
+from cocoa_engine.model.load_options import find_embedded_file
 
 
 def main() -> None:

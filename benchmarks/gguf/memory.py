@@ -10,8 +10,8 @@ from pathlib import Path
 from benchmarks.gguf import large
 from benchmarks.gguf.process import ANSWER, EMPTY
 from benchmarks.measure import child
-from cocoa_engine.model.embedded import find_embedded_file
 from cocoa_engine.model.gguf_reader import GgufFile
+from cocoa_engine.model.load_options import find_embedded_file
 
 HEADER = (
     "| file | torch | and transformers' Llama | after loading | after an answer | after loading, without torch / file "

@@ -17,7 +17,18 @@ from rich.live import Live
 from rich.text import Text
 
 from cocoa_engine.cli.info import load_engine
-from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.options import (
+    Calibrator,
+    Details,
+    Json,
+    LoadOptions,
+    Model,
+    NoColor,
+    Request,
+    System,
+    read_source,
+    with_options,
+)
 from cocoa_engine.cli.output import (
     Html,
     Progress,
@@ -32,7 +43,6 @@ from cocoa_engine.cli.output import (
     print_note,
     write,
 )
-from cocoa_engine.cli.prompting import Request, System, read_source
 from cocoa_engine.config import CocoaConfig, MethodName
 from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError, safe, short_repr, unknown
 from cocoa_engine.rendering.documents import render, svg_document

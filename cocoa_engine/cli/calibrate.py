@@ -30,10 +30,10 @@ from cocoa_engine.cli.output import (
 )
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError, ConfigError, DataError, need
+from cocoa_engine.files import draft_of, is_stream
 from cocoa_engine.lab.data import LabelledText, Question, read_questions, sample
 from cocoa_engine.lab.files import read_document
 from cocoa_engine.methods import METHODS
-from cocoa_engine.output_files import draft_of, is_stream
 from cocoa_engine.risk.calibrator import RiskCalibrator, Settings
 from cocoa_engine.risk.features import Level
 from cocoa_engine.risk.fitted import Estimate, Rule, Threshold, Validation
@@ -114,10 +114,8 @@ class LabelledAnswers:
         """The features of the answers, and a description of their source, by level. The stage ``last`` follows."""
         from cocoa_engine.lab.cache import AnswerCache
         from cocoa_engine.lab.fit_calibrator import about_self_made
-        from cocoa_engine.lab.forced import ProfileCache
         from cocoa_engine.lab.heads import PROMPTS
-        from cocoa_engine.lab.indicators import Layers
-        from cocoa_engine.lab.measured import labelled_features, own_answers, probe_layer
+        from cocoa_engine.lab.measured import Layers, ProfileCache, labelled_features, own_answers, probe_layer
         from cocoa_engine.lab.self_made import QUESTIONS, ROUNDS, made_answers, made_questions, made_spans
 
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
@@ -164,7 +162,7 @@ class LabelledAnswers:
 
 def shown(validation: Validation, unit: str, threshold: Threshold | None) -> list[Table | Text]:
     """How well a risk ranks and is calibrated, compared with the unfitted baselines, and its threshold."""
-    from cocoa_engine.lab.ranking import Interval, caution
+    from cocoa_engine.lab.statistics import Interval, caution
 
     def interval(value: Estimate, form: str = ".3f") -> str:
         return Interval(value.estimate, value.low, value.high).shown(form)

@@ -12,11 +12,10 @@ from rich.text import Text
 
 from cocoa_engine.cli.options import OTHER_METHODS, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.output import Progress, output, plain_table, print_json, print_note
-from cocoa_engine.config import CocoaConfig
+from cocoa_engine.config import CocoaConfig, Runtime
 from cocoa_engine.errors import ConfigError, PromptError, safe
 from cocoa_engine.model import load_options
 from cocoa_engine.rendering.wording import count
-from cocoa_engine.runtime import Runtime
 from cocoa_engine.spans import Usage
 
 if TYPE_CHECKING:

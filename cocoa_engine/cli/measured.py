@@ -16,17 +16,17 @@ import typer
 from filelock import FileLock
 
 from cocoa_engine import __version__
-from cocoa_engine.cache_directory import cache_directory, is_private, private_folder
 from cocoa_engine.cli.output import Progress, print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import safe_logger
+from cocoa_engine.files import cache_directory, is_private, private_folder
 from cocoa_engine.lab.data import FORMATS, LabelledText, checked, read_labelled, sample
 from cocoa_engine.rendering.wording import count
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
     from cocoa_engine.lab.cache import CacheFolder
-    from cocoa_engine.lab.forced import TeacherForced
+    from cocoa_engine.lab.measured import TeacherForced
 
 logger = safe_logger(__name__)
 
@@ -81,7 +81,7 @@ def teacher_forced(
     progress: Progress,
 ) -> Iterator[Iterator[TeacherForced]]:
     """Feed answers as a stage. ``cache`` keeps them, with the mean states of their spans at a ``layer``."""
-    from cocoa_engine.lab.forced import ProfileCache, force
+    from cocoa_engine.lab.measured import ProfileCache, force
 
     options: Any = {"chat": chat, "without_source": without_source}
     fed = None if cache is None else ProfileCache(cache, engine, config, layer=layer, **options)

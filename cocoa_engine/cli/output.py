@@ -22,7 +22,7 @@ from rich.text import Text
 
 from cocoa_engine.cli.options import file_option
 from cocoa_engine.errors import MESSAGE_LIMIT, CocoaError, ConfigError, bounded, need, safe, safe_json
-from cocoa_engine.output_files import is_stream, locked, require_writable, write_file
+from cocoa_engine.files import is_stream, locked, require_writable, write_file
 
 
 class Terminated(KeyboardInterrupt):

@@ -25,7 +25,9 @@ from cocoa_engine.cli.options import (
     Model,
     NoColor,
     Runner,
+    Sources,
     file_option,
+    read_source,
     with_options,
 )
 from cocoa_engine.cli.output import (
@@ -39,13 +41,12 @@ from cocoa_engine.cli.output import (
     print_note,
     write,
 )
-from cocoa_engine.cli.prompting import Sources, read_source
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import rule_without_rivals
 from cocoa_engine.errors import CocoaError, ConfigError, DataError, need
+from cocoa_engine.files import draft_of, is_stream
 from cocoa_engine.lab.files import read_parquet, read_text
 from cocoa_engine.methods import METHODS
-from cocoa_engine.output_files import draft_of, is_stream
 from cocoa_engine.rendering.documents import render
 from cocoa_engine.rendering.highlights import visible
 from cocoa_engine.rendering.terminal import check_list

@@ -1,4 +1,4 @@
-"""The commands that measure the method on data: signal, alpha, heads and threshold."""
+"""The commands that measure the method on data: signal, heads and threshold."""
 
 import math
 import shlex
@@ -18,24 +18,32 @@ from rich.text import Text
 
 from cocoa_engine.cli import measured
 from cocoa_engine.cli.info import load_engine
-from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, file_option, with_options
+from cocoa_engine.cli.options import (
+    Calibrator,
+    Json,
+    LoadOptions,
+    Model,
+    NoColor,
+    Raw,
+    System,
+    file_option,
+    require_chat,
+    with_options,
+)
 from cocoa_engine.cli.output import (
     Overwrite,
     Progress,
-    check_drawable,
-    check_writable,
     output,
     plain_table,
     print_json,
     print_note,
     reserved,
 )
-from cocoa_engine.cli.prompting import Raw, System, require_chat
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, DataError, need, short_repr
-from cocoa_engine.lab.data import detect_format, read_labelled, sample
+from cocoa_engine.files import write_file
+from cocoa_engine.lab.data import detect_format
 from cocoa_engine.memory import quiet_torchao
-from cocoa_engine.output_files import write_file
 from cocoa_engine.rendering.wording import SOURCES, count
 
 if TYPE_CHECKING:
@@ -74,7 +82,8 @@ def signal(
     records = measured.read(data, format, prompts, seed)
     if context_lift and (lacking := next((record for record in records if not record.source), None)):
         raise DataError(f"{lacking.id!r} has no source, so its context lift cannot be measured.")
-    from cocoa_engine.lab.indicators import Layers, Level, collect
+    from cocoa_engine.lab.indicators import Level, collect
+    from cocoa_engine.lab.measured import Layers
     from cocoa_engine.lab.signal_report import draw, measure, plot_names, to_markdown
 
     plots = [name for level in get_args(Level) for name in plot_names(level)]
@@ -106,59 +115,6 @@ def signal(
         console = output(no_color)
         console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal)
         console.print(f"Written to {out}: signal.json, signal.md, {', '.join(file.name for file in drawn)}")
-
-
-@with_options("metric", "gamma", "max_candidates", "max_span_tokens", "span_boundary", "span_log_prob",
-              "middle_layers", "final_layer", "max_new_tokens")  # fmt: skip
-def alpha(
-    context: typer.Context,
-    config: CocoaConfig,
-    loading: LoadOptions,
-    data: measured.DataPath,
-    format: measured.Format = None,
-    prompts: Annotated[int, typer.Option(min=1, max=10**6, help="Number of prompts to answer, drawn at random.")] = 20,
-    chat: measured.Chat = False,
-    plot: Annotated[Path | None, file_option("Write the scatter plot to FILE.")] = None,
-    seed: measured.Seed = 0,
-    cache: measured.Cache = None,
-    overwrite: Overwrite = False,
-    model: Model = None,
-    json: Json = False,
-    no_color: NoColor = False,
-) -> None:
-    """Suggest alpha: answer prompts with alpha 1 and compare |log p| of every candidate span with its MLDS."""
-    if plot:
-        check_drawable("plot", plot)
-        check_writable(plot=plot)
-    records = sample(read_labelled(data, format, both_classes=False), prompts, seed)
-    questions = {record.group: record for record in records}.values()
-    files = [plot] if plot else []
-    with reserved(*files, overwrite=overwrite), measured.measured_answers(context, cache) as folder:
-        progress = Progress("alpha")
-        engine = load_engine(model, loading, progress=progress)
-        from cocoa_engine.lab.alpha import collect, draw, suggest
-        from cocoa_engine.lab.cache import AnswerCache
-
-        asked: Sequence[str | Sequence[int]] = [
-            engine.encode_chat([{"role": "user", "content": question.question}]) if chat else question.prompt
-            for question in questions
-        ]
-        answer_cache = None if folder is None else AnswerCache(folder, "alpha", engine, config)
-        with progress.stage("answering", "prompts", len(asked), fate=partial(measured.fate, folder)) as stage:
-            candidates = collect(engine, asked, config, cache=answer_cache, advance=stage.advance)
-        ratios = suggest(candidates)
-        if plot:
-            draw(candidates, ratios, config.metric, plot)
-        if json:
-            record = {"prompts": len(asked), "metric": config.metric, **ratios._asdict(), "spans": candidates}
-            print_json(dumps(record))
-            return
-        text = (
-            f"|log p_S| / MLDS of {ratios.candidates} candidate spans ({config.metric}, {len(asked)} prompts): "
-            f"median {ratios.median:.2f}, middle half {ratios.low:.2f} to {ratios.high:.2f}; "
-            f"ratio of the means {ratios.of_means:.2f}. The paper takes alpha near this ratio, and recommends 1 to 3."
-        )
-        output(no_color).print(Text(text))
 
 
 MAX_LENGTH, MAX_LENGTHS = 10**7, 100  # tokens, and how many lengths there may be

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from cocoa_engine import equations
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.distributions import TokenOutput
 from cocoa_engine.decoding.next_tokens import NextTokens
+from cocoa_engine.decoding.token_feed import TokenOutput
 from cocoa_engine.equations import mean_pooled_sum
 from cocoa_engine.execution.backends import Path
 from cocoa_engine.methods import METHODS
-from cocoa_engine.model.detokenizer import Detokenizer
+from cocoa_engine.model.tokenizer import Detokenizer
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.spans import FinishReason, Span
 
@@ -47,13 +47,9 @@ def log_prob_and_score(
 
 def span_score(config: CocoaConfig, log_prob: float, con_mlds: float, f_mlds: float, pmi: float = 0.0) -> float:
     """The score of a span with log p_S; ``diver_weight`` times PMI(S; x) is added to it."""
-    score = METHODS[config.method].score(log_prob, ranking_mlds(config, con_mlds, f_mlds), config.alpha)
+    mlds = f_mlds if config.metric == "f_mlds" else con_mlds
+    score = METHODS[config.method].score(log_prob, mlds, config.alpha)
     return equations.diver(score, pmi, config.diver_weight)
-
-
-def ranking_mlds(config: CocoaConfig, con_mlds: float, f_mlds: float) -> float:
-    """The MLDS by the configured metric. It ranks the candidates."""
-    return f_mlds if config.metric == "f_mlds" else con_mlds
 
 
 @dataclass
@@ -158,7 +154,7 @@ def passage_means(tokens: Sequence[Sequence[float]]) -> list[float]:
 
 
 NOT_PLACED: dict[str, Any] = {"text": "", "start": 0, "end": 0, "risk": None}
-"""The fields of a span that :func:`~cocoa_engine.decoding.result_builder.complete_span` sets."""
+"""The fields of a span that :func:`~cocoa_engine.decoding.task.complete_span` sets."""
 
 
 def with_source_attention(span: Span, calibrator: RiskCalibrator | None) -> Span:

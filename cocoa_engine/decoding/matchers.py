@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from cocoa_engine.arguments import of_type
 from cocoa_engine.confined import FORKS, loaded, run
-from cocoa_engine.errors import ConfigError, need, safe_cause, shortened
+from cocoa_engine.errors import ConfigError, need, shortened
 
 MOST_STATES = 256
 """Rows of requests whose place in a grammar is kept. The answers of others are read from their beginning again."""
@@ -31,7 +31,7 @@ def load_tokenizer(tokenizer: str, ends: list[int]) -> Any:
     try:
         return llguidance.LLTokenizer(tokenizer, eos_token=ends)
     except Exception as error:
-        raise ConfigError(f"a grammar cannot be enforced with this tokenizer: {error}") from safe_cause(error)
+        raise ConfigError(f"a grammar cannot be enforced with this tokenizer: {error}") from error
 
 
 def validated(grammar: str) -> list[str]:

@@ -20,15 +20,14 @@ from cocoa_engine.decoding.branch import (
     span_score,
     with_source_attention,
 )
-from cocoa_engine.decoding.distributions import TokenOutput
 from cocoa_engine.decoding.next_tokens import NextTokens
 from cocoa_engine.decoding.request import Rules
 from cocoa_engine.decoding.speculation import AnswerHistory
-from cocoa_engine.decoding.token_feed import TokenFeed
+from cocoa_engine.decoding.token_feed import TokenFeed, TokenOutput
 from cocoa_engine.equations import may_be_kept, span_log_probs
 from cocoa_engine.execution.backends import FeedRequest, Path, StepOutput, TokenTree
 from cocoa_engine.methods import METHODS
-from cocoa_engine.model.detokenizer import Detokenizer
+from cocoa_engine.model.tokenizer import Detokenizer
 from cocoa_engine.risk.policy import RiskMeasure, reaches
 from cocoa_engine.spans import Candidate, FinishReason, Span
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from cocoa_engine.errors import EngineBusyError, RequestCancelledError
 from cocoa_engine.execution.backends import Backend, FeedRequest, StepOutput, TokenTree
 from cocoa_engine.interruptions import Cancellation, free_in_child, require_running, resting
-from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.model.language_model import CaptureSpec
 
 PREFILL_CHUNK = 512
 """Number of prompt tokens fed in one pass while other sequences are running. Their steps alternate with the chunks."""

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
-from cocoa_engine.cache_directory import parse_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, OutputError
+from cocoa_engine.files import append, open_in_place, parse_note
 from cocoa_engine.model.prompts import Prompt, Source
-from cocoa_engine.output_files import append, open_in_place
 from cocoa_engine.results import Generation
 
 if TYPE_CHECKING:

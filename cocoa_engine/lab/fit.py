@@ -13,8 +13,15 @@ from pydantic import Field, field_validator
 
 from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.errors import CalibrationError, CocoaError, need
-from cocoa_engine.lab.ranking import Bootstrap, Interval, Ranked
-from cocoa_engine.lab.thresholds import brier, choose, expected_calibration_error, reliability
+from cocoa_engine.lab.statistics import (
+    Bootstrap,
+    Interval,
+    Ranked,
+    brier,
+    choose,
+    expected_calibration_error,
+    reliability,
+)
 from cocoa_engine.risk.features import PROBE_FEATURE
 from cocoa_engine.risk.fitted import (
     SHARE_INSIDE,

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.request import capture_spec
-from cocoa_engine.decoding.result_builder import token_ends
+from cocoa_engine.decoding.task import token_ends
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.equations import answer_surprisal, improbability
 from cocoa_engine.errors import PromptError, UnsupportedModelError
 from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe
+from cocoa_engine.files import write_file
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
 from cocoa_engine.lab.measured import request_prompt
 from cocoa_engine.lab.records import Question
@@ -38,7 +39,6 @@ from cocoa_engine.methods.retrieval_heads import (
 )
 from cocoa_engine.model.configs import attention_heads
 from cocoa_engine.model.prompts import prompt_ids, text_ids
-from cocoa_engine.output_files import write_file
 from cocoa_engine.results import Generation
 from cocoa_engine.scoring.text_tree import fed, fed_alone
 

@@ -7,11 +7,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import SpanLogProb, cocoa, cocoa_sig, con_mlds_of, f_mlds_of, length_penalty, middle_layers
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.lab.forced import Segment, TeacherForced, answer, spans, tokens
-from cocoa_engine.model.hidden_states import FinalLayer
+from cocoa_engine.lab.measured import Layers, Segment, TeacherForced, answer, spans, tokens
+from cocoa_engine.model.language_model import FinalLayer
 from cocoa_engine.risk.features import MARGIN_CAP
 from cocoa_engine.scoring.text_profile import TokenProfile
 
@@ -126,22 +124,6 @@ def _items(level: Level, rows: Sequence[dict[str, Any]], without_source: Items |
         without_source=without_source if without_source is not None and without_source.groups else None,
         **{name: np.array([row[name] for row in rows], dtype=np.float64) for name in arrays},
     )
-
-
-@dataclass(frozen=True)
-class Layers:
-    """The layers of the MLDS: the window (m, n), both inclusive, and the final state they are compared with."""
-
-    window: tuple[int, int]
-    final: FinalLayer
-
-    @classmethod
-    def of(cls, config: CocoaConfig, num_layers: int) -> "Layers":
-        """The layers of some settings; a ConfigError if the window is not below the last layer."""
-        window = config.middle_layers or middle_layers(num_layers)
-        if window[1] >= num_layers:
-            raise ConfigError(f"middle_layers: n={window[1]} must be below the model's {num_layers} layers here.")
-        return cls(window, config.final_layer)
 
 
 def composites(items: Items, layers: Layers, alpha: float, length: SpanLogProb = "sum") -> dict[str, Floats]:

@@ -15,8 +15,14 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.lab.cache import AnswerCache, answered
 from cocoa_engine.lab.fit import LabelledFeatures, auroc_left_out
-from cocoa_engine.lab.forced import ProfileCache, force
-from cocoa_engine.lab.measured import answer_values, labelled_answers, labelled_features, question_prompts
+from cocoa_engine.lab.measured import (
+    ProfileCache,
+    answer_values,
+    force,
+    labelled_answers,
+    labelled_features,
+    question_prompts,
+)
 from cocoa_engine.lab.records import LabelledSpan, LabelledText, Question
 from cocoa_engine.text_matching import declines
 

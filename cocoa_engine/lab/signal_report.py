@@ -9,10 +9,11 @@ import numpy as np
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import SpanLogProb, rule_without_rivals
 from cocoa_engine.errors import need, safe
-from cocoa_engine.lab.indicators import Floats, Items, Layers, Level, composites, indicators, layer_choices, pairs
-from cocoa_engine.lab.ranking import Bootstrap, Interval, Ranked, caution, paired_test
-from cocoa_engine.lab.tables import table
-from cocoa_engine.output_files import draft_of
+from cocoa_engine.files import draft_of
+from cocoa_engine.lab.indicators import Floats, Items, Level, composites, indicators, layer_choices, pairs
+from cocoa_engine.lab.measured import Layers
+from cocoa_engine.lab.statistics import Bootstrap, Interval, Ranked, caution, paired_test
+from cocoa_engine.rendering.terminal import table
 
 Record = dict[str, Any]
 """Measured values as plain data, with the fields of :class:`.Interval` and ``PairedTest``."""

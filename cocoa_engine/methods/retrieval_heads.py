@@ -15,9 +15,9 @@ from filelock import FileLock
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from cocoa_engine.arguments import ValidatedModel
-from cocoa_engine.cache_directory import cache_directory, is_private, private_folder, write_note
 from cocoa_engine.equations import answer_surprisal, distribution
 from cocoa_engine.errors import ConfigError, safe_logger
+from cocoa_engine.files import cache_directory, is_private, private_folder, write_note
 
 if TYPE_CHECKING:  # settings can be imported without torch
     from cocoa_engine.model.language_model import LanguageModel

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, TypeAdapter, ValidationError, ValidationInfo, create_model, field_validator
 
-from cocoa_engine.errors import ModelLoadError, explain, safe_cause, short_repr
+from cocoa_engine.errors import ModelLoadError, explain, short_repr
 from cocoa_engine.model.gguf_reader import SUFFIX, parts_of
 from cocoa_engine.model.load_options import ACCESS_OPTIONS
 
@@ -160,7 +160,7 @@ def _read(kind: Any, path: Path, what: str) -> Any:
     try:
         return TypeAdapter(kind).validate_json(path.read_bytes(), strict=True)
     except ValidationError as error:
-        raise ModelLoadError(f"cannot load the {what} of {path}: {explain(error)}") from safe_cause(error)
+        raise ModelLoadError(f"cannot load the {what} of {path}: {explain(error)}") from error
 
 
 class _AddedToken(BaseModel):

@@ -11,14 +11,25 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as theirs
 
 from cocoa_engine.config import require_stop_texts
-from cocoa_engine.errors import ChatTemplateError, ConfigError, safe_cause, short_repr
+from cocoa_engine.errors import ChatTemplateError, ConfigError, short_repr
 from cocoa_engine.model.language_model import PASSED_ON, LanguageModel
 from cocoa_engine.model.tokenizer import Tokens
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
     from cocoa_engine.model.light_model import LightModel
+
+
+Processor = Callable[..., "Tensor"]
+"""Called as ``(ids [1, t], logits [1, V])``; returns logits ``[1, V]``."""
+
+Criterion = Callable[..., "bool | Tensor"]
+"""Called as ``(ids [1, t], None)``; whether the text ends, as a bool or a bool tensor."""
+
+Processors = Processor | Sequence[Processor] | None
+Criteria = Criterion | Sequence[Criterion] | None
 
 
 _NAME = "the generation config"
@@ -36,7 +47,7 @@ def usable(what: str = _NAME) -> Iterator[None]:
         raise
     except Exception as error:
         reason = str(error).removesuffix(".") or type(error).__name__
-        raise ConfigError(f"{what} cannot be used: {reason}. Correct its value, or remove it.") from safe_cause(error)
+        raise ConfigError(f"{what} cannot be used: {reason}. Correct its value, or remove it.") from error
 
 
 @usable()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cocoa_engine.errors import ModelLoadError, safe_cause, short_repr
+from cocoa_engine.errors import ModelLoadError, short_repr
 
 SUFFIX = ".gguf"
 
@@ -110,7 +110,7 @@ class _Part:
                 # torch asks for writable memory; nothing writes to this private copy, so its pages stay the file's
                 self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
-            raise ModelLoadError(f"cannot read {path}: {error}") from safe_cause(error)
+            raise ModelLoadError(f"cannot read {path}: {error}") from error
         if self.bytes[:4] != b"GGUF":
             raise ModelLoadError(f"{path} is not a GGUF file")
         self._at = 4
@@ -124,7 +124,7 @@ class _Part:
             self.metadata_end = self._at
             self.tensors = self._table(tensors)
         except (struct.error, KeyError, ValueError, ArithmeticError, MemoryError, RecursionError) as error:
-            raise ModelLoadError(f"{path} is damaged or incomplete ({error}); fetch it again") from safe_cause(error)
+            raise ModelLoadError(f"{path} is damaged or incomplete ({error}); fetch it again") from error
 
     def _table(self, count: int) -> dict[str, Entry]:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType

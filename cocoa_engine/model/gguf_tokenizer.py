@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerFast
 
-from cocoa_engine.cache_directory import cache_directory, is_private, keep_newest, write_note
 from cocoa_engine.errors import ModelLoadError, safe_logger, short_repr
+from cocoa_engine.files import cache_directory, is_private, keep_newest, write_note
 from cocoa_engine.model.generation_config import CONTROL_TOKEN, eos_of_gguf
 from cocoa_engine.model.gguf_reader import GgufFile
 

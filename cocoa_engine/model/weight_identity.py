@@ -16,8 +16,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from cocoa_engine.cache_directory import cache_directory, keep_newest, read_note, write_note
 from cocoa_engine.errors import safe_logger
+from cocoa_engine.files import cache_directory, keep_newest, read_note, write_note
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.configs import attention_heads
 from cocoa_engine.model.language_model import LanguageModel

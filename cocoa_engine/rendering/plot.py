@@ -6,7 +6,6 @@ import io
 import textwrap
 from typing import TYPE_CHECKING
 
-from cocoa_engine.equations import con_mlds_of, f_mlds_of
 from cocoa_engine.errors import need
 from cocoa_engine.rendering.highlights import Answer, RiskScale, visible
 from cocoa_engine.rendering.wording import METRIC_NAMES, REACHED
@@ -45,30 +44,6 @@ def mlds_by_span(answer: Answer) -> Figure:
     axes[0].set_yticks(range(len(spans)), labels, parse_math=False)
     axes[0].set_ylim(max(len(spans), 1) - 0.5, -0.5)
     figure.suptitle(f"{answer.config.method}: disagreement along the text (bold edge: a risk point)", fontsize=10)
-    return figure
-
-
-def layer_curve(
-    text: str, consecutive: list[float], to_final: list[float], middle_layers: tuple[int, int], final_layer: str
-) -> Figure:
-    """dis(j, j + 1) and dis(j, L) over the layers j. The middle window is shaded, with the MLDS in the legend."""
-    m, n = middle_layers
-    num_layers = len(to_final)
-    figure = _figure(7, 4.2)
-    axes = figure.subplots(2, 1, sharex=True)
-    panels = (
-        (to_final, f"dis(j, {num_layers})", f"fMLDS {f_mlds_of(to_final, middle_layers):.3f}"),
-        (consecutive, "dis(j, j + 1)", f"ConMLDS {con_mlds_of(consecutive, middle_layers):.3f}"),
-    )
-    for panel, (values, name, mlds) in zip(axes, panels, strict=True):
-        panel.axvspan(m - 0.5, n + 0.5, color="#f2a03d", alpha=0.2, label=f"middle layers {m} to {n}: {mlds}")
-        panel.plot(range(len(values)), values, "o-", color="#2c5f9e", markersize=3)
-        panel.set_ylabel(name)
-        panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.3)
-        panel.legend(fontsize=8)
-    axes[1].set_xlabel(f"layer j (0: embedding), L = {num_layers}, {final_layer}")
-    figure.suptitle(f"Disagreement of the layers about “{_label(text)}”", fontsize=10, parse_math=False)
     return figure
 
 

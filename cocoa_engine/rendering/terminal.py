@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.markdown import Markdown
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -30,6 +31,27 @@ from cocoa_engine.rendering.highlights import (
 )
 from cocoa_engine.risk import Check
 from cocoa_engine.spans import RAW, RiskSource, Span
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None) -> list[str]:
+    """A table as lines of Markdown. The first ``left`` columns are texts, the others numbers; `None`: all are texts."""
+    rules = ["---" if left is None or number < left else "---:" for number in range(len(headings))]
+    return [f"| {' | '.join(map(inline, cells))} |" for cells in (headings, rules, *rows)]
+
+
+def inline(text: str) -> str:
+    """A text in one line, which neither ends a cell nor begins HTML."""
+    return " ".join(safe(text).split()).replace("|", "\\|").replace("<", "\\<")
+
+
+def show(text: str, console: Console, *, as_markdown: bool = False) -> None:
+    """Print Markdown: drawn on a terminal that has colours and is wide enough for its tables, otherwise as it is."""
+    widest = max((len(line) for line in text.splitlines() if line.startswith("|")), default=0)
+    if as_markdown or not console.is_terminal or console.color_system is None or widest > console.width:
+        console.print(text, end="", soft_wrap=True, markup=False, highlight=False)
+    else:
+        console.print(Markdown(text))
+
 
 # Lightness and underline show the order of the levels, so that colour-blind readers see it too. Yellow and red set
 # their own foreground, so that they look the same on dark and light terminals.

@@ -13,8 +13,8 @@ from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import middle_layers
 from cocoa_engine.errors import CalibrationError, CocoaError, ConfigError, bounded
+from cocoa_engine.files import locked, require_writable, write_file
 from cocoa_engine.methods import METHODS
-from cocoa_engine.output_files import locked, require_writable, write_file
 from cocoa_engine.risk.features import (
     ANSWER_FEATURES,
     LATER_FEATURES,

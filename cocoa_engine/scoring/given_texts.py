@@ -18,12 +18,11 @@ from cocoa_engine.decoding.branch import (
     span_score,
     with_source_attention,
 )
-from cocoa_engine.decoding.distributions import StateReader, passage_values, source_values
 from cocoa_engine.decoding.next_tokens import most_probable, token_statistics
 from cocoa_engine.decoding.request import capture_spec
-from cocoa_engine.decoding.result_builder import complete_span, make_generation, token_ends
 from cocoa_engine.decoding.speculation import AnswerHistory
-from cocoa_engine.decoding.task import require_ability
+from cocoa_engine.decoding.task import complete_span, make_generation, require_ability, token_ends
+from cocoa_engine.decoding.token_feed import StateReader, passage_values, source_values
 from cocoa_engine.equations import mean_pooled, mean_pooled_sum, span_log_prob
 from cocoa_engine.errors import ConfigError, NonFiniteLogitsError, PromptError
 from cocoa_engine.execution.backends import Backend
@@ -32,13 +31,11 @@ from cocoa_engine.execution.session import Session
 from cocoa_engine.interruptions import Cancellation, at_work
 from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.model import prompts
-from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.language_model import CaptureSpec, LanguageModel
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.risk.policy import RiskMeasure, RiskPolicy, reaches
-from cocoa_engine.scoring.candidates import CandidateGrower
-from cocoa_engine.scoring.text_tree import Step, fed, fed_alone
+from cocoa_engine.scoring.text_tree import CandidateGrower, Step, fed, fed_alone
 from cocoa_engine.spans import Candidate, Span
 
 _CHUNK = 256  # rows of float32 logits held at once: 256 x 128k is 128 MiB
@@ -142,8 +139,8 @@ def score_spans(
         model: the model.
         prompt, text: token ids, at least one of the text.
         lengths: the number of tokens of each span. `None` divides the text at its risk points, as
-            :func:`cocoa_engine.lab.forced.spans` does: a span begins where several tokens compete by ``config.gamma``,
-            and before a token that is not the most probable one.
+            :func:`cocoa_engine.lab.measured.spans` does: a span begins where several tokens compete by
+            ``config.gamma``, and before a token that is not the most probable one.
         config: the method and its settings.
         spec: the hidden states of the MLDS.
         passages: the positions of passages of the prompt whose attention mass is measured.

@@ -13,21 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.request import capture_spec
-from cocoa_engine.decoding.result_builder import token_ends
 from cocoa_engine.decoding.speculation import AnswerHistory
+from cocoa_engine.decoding.task import token_ends
 from cocoa_engine.equations import con_mlds_of, disagreement, f_mlds_of, mean_pooled
-from cocoa_engine.errors import ConfigError, PromptError, UnsupportedModelError
+from cocoa_engine.errors import UnsupportedModelError
 from cocoa_engine.execution.session import Session
-from cocoa_engine.interruptions import at_work
 from cocoa_engine.methods.retrieval_heads import source_heads
-from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer, capture
-from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.language_model import CaptureSpec, FinalLayer, LanguageModel, capture
 from cocoa_engine.model.prompts import Prompt, prompt_ids, text_ids
-from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.scoring.given_texts import TokenRow, require_finite, token_rows
-from cocoa_engine.scoring.text_tree import Step, fed, fed_alone
-from cocoa_engine.spans import Span
+from cocoa_engine.scoring.text_tree import Step, fed
 
 
 @dataclass(frozen=True)
@@ -228,33 +223,4 @@ def _final_norm(model: LanguageModel) -> nn.Module:
     raise UnsupportedModelError(
         f"the final norm of {model.architecture} was not found among its decoder's modules; "
         "layers cannot be compared before and after it."
-    )
-
-
-@at_work
-def of_generation(session: Session, prompt: Prompt, generation: Generation, span: Span | int) -> LayerCurve:
-    """The curve of one span of an answer; see :meth:`CocoaEngine.layer_profile`."""
-    spans = generation.spans
-    number = span if isinstance(span, int) else spans.index(span) if span in spans else len(spans)
-    if not -len(spans) <= number < len(spans):
-        raise ConfigError(f"the answer has no such span: give one of its spans, or a number below {len(spans)}.")
-    before = prompt_ids(session.model, session.tokens, prompt)
-    if len(before) != generation.usage.prompt_tokens:
-        raise PromptError(
-            f"the answer's prompt had {generation.usage.prompt_tokens} tokens, this one has {len(before)}; give the "
-            "same prompt (for a chat, its messages, or the result of engine.encode_chat with the same template_kwargs)."
-        )
-    number %= len(spans)
-    earlier = [token_id for span in spans[:number] for token_id in span.token_ids]
-    model, config = session.model, generation.config
-    window = capture_spec(model, config)
-    every = CaptureSpec(0, model.num_layers, config.final_layer)
-    step = fed_alone(model, before + earlier, spans[number].token_ids, every)
-    layers = mean_pooled(step.output.hidden[:-1])  # [L + 1, d]
-    return LayerCurve(
-        text=spans[number].text,
-        consecutive=disagreement(layers[:-1], layers[1:]).tolist(),
-        to_final=disagreement(layers[:-1], layers[-1].expand_as(layers[:-1])).tolist(),
-        middle_layers=(window.first, window.last),
-        final_layer=config.final_layer,
     )

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, Span, Timeline, Usage
 from cocoa_engine.integration import Criterion, Processor
 from cocoa_engine.report import RiskReport, SpanReport
-from cocoa_integrations._shared.chat_template import ChatTemplateOptions
+from cocoa_integrations._shared.options import ChatTemplateOptions
 from cocoa_integrations.tool_calling import Call, CallDelta, ToolRequest
 
 Source = Sequence[str] | Sequence[tuple[int, int]]

@@ -26,11 +26,10 @@ from cocoa_engine import (
 from cocoa_engine.errors import GenerationTimeoutError, PromptError
 from cocoa_engine.integration import Criterion, require_unicode
 from cocoa_engine.report import Part, RiskReport, SpanReport
-from cocoa_integrations._shared.chat_template import text_ends_inside_reasoning
-from cocoa_integrations._shared.loading import LazyEngine
+from cocoa_integrations._shared.engines import AsyncStream, LazyEngine, in_worker
 from cocoa_integrations._shared.logprobs import TokenLogprobs
+from cocoa_integrations._shared.options import text_ends_inside_reasoning
 from cocoa_integrations._shared.reasoning import Split
-from cocoa_integrations._shared.workers import AsyncStream, in_worker
 from cocoa_integrations.chat_service.answer import Answer, ChatCall, Piece, Token
 from cocoa_integrations.tool_calling import Call, CallDelta, Plan, Reading, new_id, parts_of_report
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,18 +13,17 @@ from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError, explain
 from cocoa_engine.integration import ACCESS_OPTIONS, LoadOptions, changed_options, loading_arguments
 from cocoa_engine.report import Detail
-from cocoa_integrations._shared.loading import LazyEngine, lazy_engine
-from cocoa_integrations._shared.settings import (
+from cocoa_integrations._shared.engines import LazyEngine, in_worker, lazy_engine
+from cocoa_integrations._shared.options import (
     FIELD_SYNONYMS,
     DecodeSettings,
     config_of,
     refuse_unknown,
+    refuse_unsupported,
     set_config,
     split_settings,
     updated,
 )
-from cocoa_integrations._shared.unsupported import refuse_unsupported
-from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.chat_service.local import LocalChat
 from cocoa_integrations.chat_service.remote import RemoteChat, remote_chat, sent_settings
 
@@ -275,24 +273,15 @@ class ModelOptions(AnswerOptions, DecodeSettings, LoadOptions):
         """The options, without the model, which is loaded again by its name when the unpickled object is used.
 
         Raises:
-            UnsupportedFeatureError: a loaded object was given, or an option cannot be pickled.
+            UnsupportedFeatureError: a loaded object was given.
         """
-        what = type(self).__name__
         if self._objects:
             raise UnsupportedFeatureError(
-                f"a {what} with a loaded engine, model or tokenizer cannot be pickled; give model= and its loading "
-                "options instead, or create one in each process"
+                f"a {type(self).__name__} with a loaded engine, model or tokenizer cannot be pickled; give model= and "
+                "its loading options instead, or create one in each process"
             )
         state = BaseModel.__getstate__(self)  # LlamaIndex's own removes what cannot be pickled, from this object too
         fields = {name: value for name, value in state["__dict__"].items() if name != "_serialized"}
-        for name, value in fields.items():
-            try:
-                pickle.dumps(value)
-            except Exception as error:  # each class raises errors of its own
-                raise UnsupportedFeatureError(
-                    f"this {what} cannot be pickled, because its {name} cannot be ({error}); leave {name} out, and set "
-                    "it after unpickling"
-                ) from None
         return {**state, "__dict__": fields, "__pydantic_private__": {**state["__pydantic_private__"], "_lazy": None}}
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
@@ -325,13 +314,13 @@ def require_kind(name: str, value: Any, kind: type) -> None:
         raise ConfigError(f"{name} takes a {kind.__name__}, not {type(value).__name__}")
 
 
-def one_model_name(options: dict[str, Any], **more: Any) -> str:
+def one_model_name(options: dict[str, Any]) -> str:
     """Give the model's name the name of its field, in place, and return that under which it was given, for messages.
 
-    ``more`` are further names of the option. A path becomes text.
+    A path becomes text.
     """
     names: dict[str, str] = {}
-    for name, value in {**{name: options.pop(name, None) for name in ("model", "model_name")}, **more}.items():
+    for name, value in {name: options.pop(name, None) for name in ("model", "model_name")}.items():
         if not isinstance(value, (str, os.PathLike, NoneType)):
             raise ConfigError(
                 f"{name} takes a Hub id, a folder or a GGUF file, not a {type(value).__name__}; to use a loaded model "

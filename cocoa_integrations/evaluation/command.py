@@ -11,9 +11,9 @@ from cocoa_engine import CocoaConfig
 from cocoa_engine.cli.info import declared_options, load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, Runner, with_options
 from cocoa_engine.cli.output import Progress, Stage, on_interrupt, output
-from cocoa_engine.errors import ConfigError, MissingExtraError, safe_cause
+from cocoa_engine.errors import ConfigError, MissingExtraError
 from cocoa_engine.integration import MODEL_NAME, need
-from cocoa_engine.lab.tables import show
+from cocoa_engine.rendering.terminal import show
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -117,13 +117,6 @@ def judge(
         str,
         typer.Option(help="The judge: provider:model, for LangChain's init_chat_model. Its package must be installed."),
     ],
-    labels: Annotated[
-        Path | None,
-        typer.Option(
-            help="CSV file with human labels for Cohen's kappa: columns arm, id, and for each annotator NAME (truth) "
-            "or NAME:info (informativeness)."
-        ),
-    ] = None,
     attempts: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of attempts per prompt.")] = 3,
     timeout: Annotated[float, typer.Option(min=0.001, max=10**6, help="Time limit for one reply in seconds.")] = 120.0,
     concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of concurrent prompts.")] = 4,
@@ -150,8 +143,6 @@ def judge(
     """Judge the answers of an evaluation with an LLM and the paper's prompts. Stored verdicts are reused."""
     from cocoa_integrations.evaluation.judge import factscore_report, factscore_run, judge_run, judged_report
 
-    if factscore and labels is not None:
-        raise ConfigError("--labels is for judged answers, not for --factscore")
     if gamma is not None and not factscore:
         raise ConfigError("--gamma is the length penalty of --factscore")
     model = chat_model(judge)
@@ -173,7 +164,7 @@ def judge(
         if factscore:
             shown = factscore_report(factscore_run(folder, model, gamma=gamma, **told))
         else:
-            results = judge_run(folder, model, labels=labels, paper_model=paper_model, **told)
+            results = judge_run(folder, model, paper_model=paper_model, **told)
             shown = judged_report(results, paper_model)
     show(shown, output(no_color=False), as_markdown=markdown)
 
@@ -185,6 +176,6 @@ def chat_model(name: str) -> "BaseChatModel":
         model: BaseChatModel = chat_models.init_chat_model(name, temperature=0.0)
         return model
     except ImportError as error:
-        raise MissingExtraError(f"the judge {name}: {error}") from safe_cause(error)
+        raise MissingExtraError(f"the judge {name}: {error}") from error
     except Exception as error:  # a missing key or an unknown name; the errors of providers have no common base
-        raise ConfigError(f"the judge {name} cannot be used: {error}") from safe_cause(error)
+        raise ConfigError(f"the judge {name} cannot be used: {error}") from error

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from cocoa_engine.errors import DataError, safe_cause
+from cocoa_engine.errors import DataError
+from cocoa_engine.files import append, open_in_place
 from cocoa_engine.lab.files import (
     Row,
     RowModel,
@@ -19,7 +20,6 @@ from cocoa_engine.lab.files import (
     read_json_list,
     read_parquet,
 )
-from cocoa_engine.output_files import append, open_in_place
 
 _READERS: dict[str, Callable[[Path], Iterable[Row]]] = {
     ".csv": read_csv,
@@ -93,5 +93,5 @@ def read_lines(file: Path, kind: type[BaseModel] = RowModel) -> list[dict[str, A
             values.append(parse_json(line.decode(), where))
             parsed(kind, values[-1], where)
         except (UnicodeDecodeError, DataError) as error:
-            raise DataError(f"{where}: not a row of a run; the file was changed") from safe_cause(error)
+            raise DataError(f"{where}: not a row of a run; the file was changed") from error
     return values

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cocoa_engine import CocoaConfig, __version__
 from cocoa_engine.errors import ConfigError, DataError
+from cocoa_engine.files import LOCK, locked, write_file
 from cocoa_engine.integration import need
 from cocoa_engine.lab.files import parsed, read_json
-from cocoa_engine.output_files import LOCK, locked, write_file
 from cocoa_integrations.evaluation.files import fingerprint, json_lines, read_lines
 from cocoa_integrations.evaluation.generated_code import require_confinement
 from cocoa_integrations.evaluation.metrics import rejected, statistics

@@ -27,7 +27,6 @@ from pydantic import StrictInt
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.lab.files import RowModel
-from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
 from cocoa_integrations.evaluation.files import append_lines, read_lines
 from cocoa_integrations.evaluation.harness import Measure, Measured, Row, Rows, finished_run, summarise, write_results
 from cocoa_integrations.evaluation.prompts import CHECK, QUESTIONS, SPLIT, facts_of, yes_or_no
@@ -191,7 +190,6 @@ def judge_run(
     folder: str | Path,
     judge: BaseChatModel,
     *,
-    labels: str | Path | None = None,
     paper_model: str | None = None,
     begin: Callable[[int], None] = lambda total: None,
     advance: Callable[[int], None] = lambda count: None,
@@ -204,14 +202,12 @@ def judge_run(
     Args:
         folder: the folder of :func:`~cocoa_integrations.evaluation.harness.evaluate`.
         judge, **options: as for :class:`Judge`.
-        labels: the file of human labels, as for :func:`~cocoa_integrations.evaluation.agreement.read_labels`.
         paper_model: as in ``evaluate``.
         begin, advance: called with the numbers of remaining prompts, and of those that were completed.
 
     Raises:
         ConfigError: the folder contains no run, the task needs no judge, or the judge has a temperature.
         DataError: a file is invalid.
-        MissingExtraError: labels are given and scikit-learn is not installed.
     """
     asking, folder = Judge(judge, **options), Path(folder)
     file = folder / "judgements.jsonl"
@@ -222,7 +218,6 @@ def judge_run(
         if task in ("nq", "nq_swap") and not all(row["context"] for row in rows.values()):
             raise ConfigError(f"the judge's prompt for {task} needs the passages: use a data file that contains them")
         criteria = [question.criterion for question in QUESTIONS[task]]
-        people = {} if labels is None else read_labels(Path(labels), rows.keys(), criteria)
         asked = {
             (*answer, question.criterion): asking.asked(question.prompt(row), question.verdict)
             for answer, row in rows.items()
@@ -232,11 +227,9 @@ def judge_run(
         verdicts = asking.verdicts(file, asked.values(), begin, advance)
         judged = {answer: verdicts.get(prompt.key) for answer, prompt in asked.items()}
         results = asking.results(file, settings, rows, lambda own: _judged(own, criteria, judged))
-        if people:
-            results["agreement"] = {
-                criterion: agreement({answer: judged.get((*answer, criterion)) for answer in rows}, labelled)
-                for criterion, labelled in people.items()
-            }
+        results["verdicts"] = [
+            {"arm": arm, "id": key, **{name: judged.get((arm, key, name)) for name in criteria}} for arm, key in rows
+        ]
         write_results(folder, "judged", results, judged_report(results, paper_model))
     return results
 
@@ -269,8 +262,6 @@ def judged_report(results: Mapping[str, Any], paper_model: str | None = None) ->
         f"{sum(arm['unjudged'] for arm in results['arms'])}.",
         _cost_in_words(results["cost"]),
     ]
-    for criterion, agreed in results.get("agreement", {}).items():
-        notes += ["", in_words(agreed, criterion).rstrip("\n")]
     return report(replace(TASKS[task], columns=COLUMNS.get(task, (TRUTH,))), results, paper_model, notes)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cocoa_engine.integration import need
-from cocoa_engine.lab.ranking import FEW_GROUPS, Interval, interval
+from cocoa_engine.lab.statistics import FEW_GROUPS, Interval, interval
 from cocoa_engine.text_matching import normalized, token_f1
 
 REJECTION = "i have no comment"

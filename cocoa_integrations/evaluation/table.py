@@ -22,8 +22,8 @@ from typing import Any
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError, safe, short_repr, unknown
-from cocoa_engine.lab.ranking import FEW_GROUPS, Interval
-from cocoa_engine.lab.tables import inline, table
+from cocoa_engine.lab.statistics import FEW_GROUPS, Interval
+from cocoa_engine.rendering.terminal import inline, table
 from cocoa_integrations.evaluation.metrics import beyond_noise
 from cocoa_integrations.evaluation.tasks import Arm, Column, EvalTask
 

@@ -25,13 +25,13 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.integration import MODEL_NAME
 from cocoa_engine.report import Metric, ReportEntry, RiskReport, RiskSummary, SpanReport, finite
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, kind_of, reaches, require_known
-from cocoa_integrations._shared.settings import refuse_unknown
+from cocoa_integrations._shared.options import refuse_unknown
 from cocoa_integrations._shared.tries import Attempts, run_blocking
 from cocoa_integrations.langchain import answers
+from cocoa_integrations.langchain.base import FRAMEWORK, PER_CALL, TOOL_DETAILS, TOOLS
 from cocoa_integrations.langchain.composed import Composed
 from cocoa_integrations.langchain.gates import OnRisk as GateAction
 from cocoa_integrations.langchain.gates import risk_gate
-from cocoa_integrations.langchain.options import FRAMEWORK, PER_CALL, TOOL_DETAILS, TOOLS
 from cocoa_integrations.reports import find_risk, get_risk
 from cocoa_integrations.tool_calling import ROOT
 

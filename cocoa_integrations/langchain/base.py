@@ -1,7 +1,7 @@
 """What the text model and the chat model share: construction, the options of a call, and the calls of their service."""
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, ClassVar, Literal
 from uuid import uuid4
@@ -13,31 +13,76 @@ from langchain_core.outputs import LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from langchain_core.runnables.utils import AnyConfigurableField
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from typing_extensions import Self
 
 from cocoa_engine import CocoaEngine, __version__
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError, explain
-from cocoa_engine.integration import MODEL_NAME, DeviceMap, LoadOptions, changed_options
+from cocoa_engine.integration import MODEL_NAME, changed_options
 from cocoa_engine.report import Detail, require_detail
-from cocoa_integrations._shared.loading import LazyEngine, settings_digest
-from cocoa_integrations._shared.settings import (
+from cocoa_integrations._shared.engines import LazyEngine, settings_digest
+from cocoa_integrations._shared.options import (
     FIELD_SYNONYMS,
+    ChatTemplateOptions,
+    DecodeSettings,
     config_of,
     fields_of,
     refuse_unknown,
+    refuse_unsupported,
     split_settings,
     updated,
 )
-from cocoa_integrations._shared.unsupported import refuse_unsupported
 from cocoa_integrations.chat_service import ChatCall
-from cocoa_integrations.chat_service.options import ModelOptions, one_model_name
+from cocoa_integrations.chat_service.options import AnswerOptions, ModelOptions, one_model_name
 from cocoa_integrations.chat_service.remote import DEFAULT_MODEL
 from cocoa_integrations.langchain.answers import reduced_result
 from cocoa_integrations.langchain.composed import Composable
 from cocoa_integrations.langchain.messages import Writer
-from cocoa_integrations.langchain.options import FRAMEWORK, TOOL_DETAILS, TOOLS, CallOptions
 from cocoa_integrations.tracing import RiskTrace
+
+FRAMEWORK = frozenset({"tags", "metadata", "run_name", "run_id", "stream", "ls_structured_output_format"})
+"""Keyword arguments of a call that belong to LangChain."""
+
+TOOLS = frozenset({"tools", "tool_choice", "response_format"})
+"""Keyword arguments of a call that ask for tools or structured output."""
+
+TOOL_DETAILS = frozenset({"strict", "parallel_tool_calls"})
+"""Keyword arguments that control how tools are called. They have no effect without tools."""
+
+
+class CallOptions(AnswerOptions, DecodeSettings):
+    """The options that both the constructor and a single call take, besides those of ``AnswerOptions``."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+    stream_usage: bool = True
+    """Whether the last chunk of a stream has the token counts of the answer."""
+
+    logits_processor: Sequence[Callable[..., Any]] = Field(default=(), exclude=True, repr=False)
+    """Logits processors of transformers, one or a list. Answers are then not cached, because a processor cannot be part
+    of a cache key."""
+
+    stopping_criteria: Sequence[Callable[..., Any]] = Field(default=(), exclude=True, repr=False)
+    """Stopping criteria of transformers, one or a list. Answers are then not cached."""
+
+    @field_validator("logits_processor", "stopping_criteria", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any) -> tuple[Any, ...]:
+        # transformers' LogitsProcessorList is itself callable, so lists are checked first
+        return tuple(value) if isinstance(value, Sequence) else (value,)
+
+
+class ChatCallOptions(ChatTemplateOptions, CallOptions):
+    """The options that both the constructor and a single call of a chat model take."""
+
+    source: Sequence[str] | Sequence[tuple[int, int]] = Field(default=(), exclude=True, repr=False)
+    """Passages of the prompt, as texts that it contains or as ranges of its characters after the chat template (texts
+    only for a model at a server). Every span then has ``passage_attention``: its attention on each of them."""
+
+
+PER_CALL = frozenset(ChatCallOptions.model_fields)
+"""The names of the options of a call of a chat model."""
+
 
 _engine_ids: WeakKeyDictionary[CocoaEngine, str] = WeakKeyDictionary()
 """Ids for cache keys. The name of a model is not unique, and an ``id()`` can be reused."""
@@ -352,63 +397,3 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
     def _lists_logprobs(self) -> bool:
         """Whether the service lists the tokens of answers. A server is asked for them only where they are wanted."""
         return self._keeps_logprobs if self.is_remote else self.logprobs is not False
-
-    @classmethod
-    def from_model_id(
-        cls,
-        model_id: str,
-        task: str | None = None,
-        backend: str = "default",
-        device: int | str | None = None,
-        device_map: DeviceMap = "auto",
-        model_kwargs: dict[str, Any] | None = None,
-        pipeline_kwargs: dict[str, Any] | None = None,
-        batch_size: int | None = None,
-        **options: Any,
-    ) -> Self:
-        """The model, with the arguments of the constructor that ``langchain-huggingface`` has.
-
-        Args:
-            model_id: as ``model`` of the constructor.
-            task: ``"text-generation"``.
-            backend: ``"default"`` (or ``"pipeline"``): transformers with PyTorch.
-            device: a number of a GPU, -1 for the CPU, or a device such as ``"cuda:0"``. The default is that of
-                ``device_map``.
-            device_map: as for the constructor.
-            model_kwargs: as for the constructor. ``dtype`` and ``trust_remote_code`` may be among them.
-            pipeline_kwargs: decode settings such as ``max_new_tokens``, under the names of transformers.
-            batch_size: as for the constructor of :class:`CocoaLLM`. A chat model has no such option.
-            **options: further options of the constructor.
-
-        Raises:
-            ConfigError: an option is unknown, out of range or not supported.
-        """
-        name = f"{cls.__name__}.from_model_id"
-        if task not in (None, "text-generation"):
-            raise ConfigError(f"{name}: task={task!r} is not supported; only 'text-generation' is")
-        if backend not in ("default", "pipeline"):
-            raise ConfigError(f"{name}: backend={backend!r} is not supported; models run in transformers with PyTorch")
-        if device is not None:
-            if device_map not in ("auto", None):
-                raise ConfigError(f"{name}: device and device_map are both given; give device_map alone")
-            device_map = device if isinstance(device, str) else "cpu" if device < 0 else f"cuda:{device}"
-        one_model_name(options, model_id=model_id)
-        arguments = {"batch_size": batch_size, **options}
-        arguments = {key: value for key, value in arguments.items() if value is not None} | {"device_map": device_map}
-        # from_pretrained takes these under model_kwargs too; here they are options
-        rest = dict(model_kwargs or {})
-        if "torch_dtype" in rest:
-            rest.setdefault("dtype", rest.pop("torch_dtype"))
-        own = {key: rest.pop(key) for key in LoadOptions.model_fields if key in rest}
-        decode = {key: value for key, value in (pipeline_kwargs or {}).items() if value is not None}
-        if decode.pop("return_full_text", False):
-            raise ConfigError(f"{name}: return_full_text=True is not supported; answers do not repeat the prompt")
-        if samples := decode.pop("do_sample", None):
-            decode.setdefault("temperature", 1.0)
-        elif samples is False:
-            decode["temperature"] = 0.0
-        for group, values in (("model_kwargs", own), ("pipeline_kwargs", decode)):
-            if twice := arguments.keys() & values.keys():
-                raise ConfigError(f"{name}: {', '.join(sorted(twice))} is given in {group} and elsewhere too")
-            arguments |= values
-        return cls(**arguments, **({"model_kwargs": rest} if rest else {}))

@@ -17,13 +17,12 @@ from typing_extensions import Self
 
 from cocoa_engine.errors import ConfigError, unknown
 from cocoa_engine.report import Detail
-from cocoa_integrations._shared.chat_template import given_options, template_options
+from cocoa_integrations._shared.options import given_options, template_options
 from cocoa_integrations.chat_service import Answer, ChatCall, LocalChat
 from cocoa_integrations.langchain import structured
 from cocoa_integrations.langchain.answers import ReducedStream
-from cocoa_integrations.langchain.base import CocoaModel
+from cocoa_integrations.langchain.base import PER_CALL, TOOL_DETAILS, TOOLS, ChatCallOptions, CocoaModel
 from cocoa_integrations.langchain.messages import answer_message, to_chat, to_entries
-from cocoa_integrations.langchain.options import PER_CALL, TOOL_DETAILS, TOOLS, ChatCallOptions
 from cocoa_integrations.langchain.structured import ArgumentsParser, WholeJsonParser
 from cocoa_integrations.tool_calling import ToolRequest
 from cocoa_integrations.tracing import RiskTrace

@@ -16,7 +16,7 @@ from cocoa_engine.report import SpanReport
 from cocoa_integrations._shared import citations as shared
 from cocoa_integrations._shared.citations import CITATIONS_KEY, CitedBy
 from cocoa_integrations._shared.edits import EditedText
-from cocoa_integrations._shared.settings import config_of
+from cocoa_integrations._shared.options import config_of
 from cocoa_integrations._shared.tries import run_blocking
 from cocoa_integrations.langchain.answers import require_message, with_change, with_spans
 from cocoa_integrations.langchain.chat import ChatCocoa

@@ -22,7 +22,7 @@ from langchain_core.runnables.configurable import RunnableConfigurableFields as 
 from typing_extensions import Self
 
 from cocoa_engine.report import require_detail
-from cocoa_integrations._shared.settings import FIELD_SYNONYMS
+from cocoa_integrations._shared.options import FIELD_SYNONYMS
 from cocoa_integrations.langchain.answers import text_and_risk
 from cocoa_integrations.langchain.callbacks import RiskCallbackHandler
 from cocoa_integrations.reports import get_risk

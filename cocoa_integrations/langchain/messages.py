@@ -20,7 +20,7 @@ from langchain_core.utils.json import parse_partial_json
 from cocoa_engine.errors import PromptError
 from cocoa_engine.integration import block_text
 from cocoa_engine.report import RISK_KEY, SPANS_KEY
-from cocoa_integrations._shared.chat_template import entry_of, require_text
+from cocoa_integrations._shared.options import entry_of, require_text
 from cocoa_integrations.chat_service import Answer, Piece
 from cocoa_integrations.reports import reasoning_of
 from cocoa_integrations.tool_calling import invalid_call_text

@@ -8,8 +8,8 @@ from llama_index.core.evaluation import BaseEvaluator, EvaluationResult
 from llama_index.core.prompts.mixin import PromptDictType
 
 from cocoa_engine import CocoaEngine, ConfigError
-from cocoa_integrations._shared.settings import config_of
-from cocoa_integrations._shared.workers import in_worker
+from cocoa_integrations._shared.engines import in_worker
+from cocoa_integrations._shared.options import config_of
 from cocoa_integrations.judging import AnswerJudge, judge_of
 from cocoa_integrations.llama_index.llm import CocoaLLM
 

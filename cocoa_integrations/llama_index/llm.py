@@ -30,9 +30,14 @@ from torch import nn
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError
 from cocoa_engine.integration import require_unicode, safe_logger
-from cocoa_integrations._shared.chat_template import given_options, require_text, template_options
-from cocoa_integrations._shared.settings import config_of, fields_of, split_settings
-from cocoa_integrations._shared.workers import closed_at_exit
+from cocoa_integrations._shared.options import (
+    config_of,
+    fields_of,
+    given_options,
+    require_text,
+    split_settings,
+    template_options,
+)
 from cocoa_integrations.chat_service import Answer, ChatCall, ChatService, LocalChat, Piece, RemoteChat
 from cocoa_integrations.chat_service.options import ModelOptions, shown_entries
 from cocoa_integrations.chat_service.remote import DEFAULT_MODEL
@@ -238,7 +243,6 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
         """
         return self._completion(prompt, formatted, kwargs, streamed=False).answer()
 
-    @closed_at_exit
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Like :meth:`complete`, with one chunk for each span as soon as it is decided."""
@@ -276,7 +280,6 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
         """
         return self._conversation(messages, kwargs, streamed=False).answer()
 
-    @closed_at_exit
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Like :meth:`chat`, with one chunk for each span as soon as it is decided."""

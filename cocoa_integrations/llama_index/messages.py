@@ -24,7 +24,7 @@ from cocoa_engine import PromptError
 from cocoa_engine.errors import IncompleteAnswerError
 from cocoa_engine.integration import safe_logger
 from cocoa_engine.report import RISK_KEY, SPANS_KEY, Detail, RiskReport
-from cocoa_integrations._shared.chat_template import entry_of
+from cocoa_integrations._shared.options import entry_of
 from cocoa_integrations.chat_service import Answer, Piece
 from cocoa_integrations.tool_calling import invalid_call_text, object_of
 

@@ -13,9 +13,16 @@ from pydantic import ValidationError
 from cocoa_engine import CocoaConfig, ConfigError
 from cocoa_engine.errors import explain
 from cocoa_engine.integration import Criterion, Processor, safe_logger, short_repr, usable
-from cocoa_integrations._shared.chat_template import OPTIONS, ChatTemplateOptions
-from cocoa_integrations._shared.settings import refuse_unknown, split_settings, updated
-from cocoa_integrations._shared.unsupported import INSTEAD, is_without_effect, refused
+from cocoa_integrations._shared.options import (
+    INSTEAD,
+    OPTIONS,
+    ChatTemplateOptions,
+    is_without_effect,
+    refuse_unknown,
+    refused,
+    split_settings,
+    updated,
+)
 from cocoa_integrations.chat_service.options import AnswerOptions
 from cocoa_integrations.tool_calling import ToolRequest
 

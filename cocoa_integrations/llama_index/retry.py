@@ -18,7 +18,7 @@ from cocoa_engine import CocoaConfig, ConfigError
 from cocoa_engine.errors import unknown
 from cocoa_engine.report import RISK_KEY, RiskReport
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, Mark
-from cocoa_integrations._shared.settings import refuse_unknown, split_settings
+from cocoa_integrations._shared.options import refuse_unknown, split_settings
 from cocoa_integrations._shared.tries import TRIES_KEY, Measure, OnRisk, RetryPlan, Tries, run_blocking
 from cocoa_integrations.llama_index.llm import CocoaLLM
 from cocoa_integrations.llama_index.query_engines import RiskQueryEngine, require_llm

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span
 from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError, unknown
 from cocoa_engine.integration import SOURCE_OPTIONS, LoadOptions, changed_options, loading_arguments, safe_logger
-from cocoa_integrations._shared.settings import split_settings
+from cocoa_integrations._shared.options import split_settings
 
 logger = safe_logger(__name__)
 

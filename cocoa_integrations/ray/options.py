@@ -66,9 +66,9 @@ def serve(
     num_cpus: NumCpus = None,
     num_gpus: NumGpus = None,
 ) -> Runner | None:
-    """What serves replicas on a cluster: :func:`cocoa_integrations.ray.serve_runner.serve`."""
+    """What serves replicas on a cluster: :func:`cocoa_integrations.ray.jobs.serve`."""
     counts = {"replicas": replicas, "min_replicas": min_replicas, "max_replicas": max_replicas}
-    return _runner("serve_runner.serve", ray, **counts, num_cpus=num_cpus, num_gpus=num_gpus)
+    return _runner("jobs.serve", ray, **counts, num_cpus=num_cpus, num_gpus=num_gpus)
 
 
 def _runner(function: str, ray: bool, **options: float | None) -> Runner | None:

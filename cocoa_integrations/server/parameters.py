@@ -1,4 +1,4 @@
-"""Parameters of OpenAI's and other servers: those that are settings, are refused, or have no effect."""
+"""Parameters of OpenAI's and other servers that are settings or are refused."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -155,20 +155,3 @@ REFUSED_BY_SCORE: Refused = {
     **_rows("stream echo continue_final_message logprobs", NOT_DECODED, False),
     **_rows("parallel_tool_calls reasoning_effort", NOT_DECODED, True),
 }
-
-WITHOUT_EFFECT = (
-    *("user", "metadata", "safety_identifier", "request_id", "session_id", "rid", "extra_key", "custom_labels"),
-    *("prediction", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_prompt"),
-    *("n_cache_reuse", "id_slot", "keep_alive", "n_keep", "num_keep", "n_discard", "num_batch", "num_gpu", "main_gpu"),
-    *("num_thread", "numa", "low_vram", "use_mmap", "use_mlock", "f16_kv", "vocab_only", "logits_all", "use_cache"),
-    *("backend_sampling", "sse_ping_interval", "ngram_corpus_id", "speculative.n_max", "speculative.n_min"),
-    *("speculative.p_min", "speculative.type", "speculative.ngram_size_n", "speculative.ngram_size_m"),
-    *("speculative.ngram_min_hits", "return_mm_kwargs", "spaces_between_special_tokens"),
-    # details of parameters that are refused themselves
-    *("xtc_threshold", "dynatemp_exponent", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
-    *("dry_sequence_breakers", "mirostat_tau", "mirostat_eta", "adaptive_decay", "grammar_type", "preserved_tokens"),
-    *("chat_format", "guided_decoding_backend", "guided_whitespace_pattern", "truncation_side", "logprob_start_len"),
-    *("routed_experts_start_len", "routed_experts_prompt_start", "reasoning_budget_start_tag"),
-    *("reasoning_budget_end_tag", "reasoning_budget_end_tags", "reasoning_budget_message"),
-)
-"""Parameters of other servers that are accepted with every value, because the answer would be the same."""

@@ -19,14 +19,13 @@ from typing import Any, Literal, cast
 
 import uvicorn
 from fastapi import FastAPI, Request
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.integration import safe_logger
 from cocoa_engine.memory import release_free_memory
-from cocoa_integrations._shared import workers
-from cocoa_integrations.server.errors import ApiError, bad_request, log_config, response_of, shutting_down
+from cocoa_integrations._shared import engines
+from cocoa_integrations.server.errors import ApiError, log_config, shutting_down
 from cocoa_integrations.server.metrics import Metrics
 from cocoa_integrations.server.middleware import Bodies
 from cocoa_integrations.server.settings import ServerSettings
@@ -189,51 +188,11 @@ def state_of(request: Request) -> ServerState:
     return cast(ServerState, request.app.state.cocoa)
 
 
-_MALFORMED = "the request is not valid HTTP/1.1; see its request line, headers and chunk sizes"
-
-_LINGER = 2.0
-"""Seconds in which the rest of a malformed request is dropped. A connection that is closed before it was read is reset,
-and the answer is lost."""
-
 CLOSING = 5
 """Seconds in which ended answers are sent, before their connections are closed."""
 
 ENDING = 0.5
 """Seconds in which cancelled work ends, and after it in which requests whose work goes on are answered."""
-
-
-class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # what is installed decides
-    """uvicorn's connection, with errors of the HTTP syntax as JSON."""
-
-    transport: Any
-    cycle: Any
-    _ends = False
-
-    def data_received(self, data: bytes) -> None:
-        """Called by asyncio."""
-        if not self._ends:
-            super().data_received(data)
-
-    def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn for what its parser refuses."""
-        self._ends = True
-        if self.cycle is not None:
-            waiting = getattr(self, "pipeline", ())  # of httptools: requests that came before the earlier answer ended
-            complete = self.cycle.response_complete and not self.cycle.more_body
-            if waiting or (self.cycle.response_started and not complete):
-                # an answer is under way, or the malformed request has got one, as one that is refused early has
-                self.transport.close()
-                return
-        response = response_of(bad_request(_MALFORMED, None, "malformed_request"))
-        response.headers["connection"] = "close"
-        lines = [b"HTTP/1.1 400 Bad Request", *(name + b": " + value for name, value in response.raw_headers)]
-        self.transport.write(b"\r\n".join([*lines, b"", bytes(response.body)]))
-        self.transport.resume_reading()
-        self.transport.write_eof()
-        asyncio.get_running_loop().call_later(_LINGER, self.transport.close)
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Not said: uvicorn would advise to install web sockets, which this server does not have."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -248,7 +207,7 @@ class DrainingServer(uvicorn.Server):
         self._ends_process = ends_process
         self._state: ServerState = app.state.cocoa
         settings = self._state.settings
-        own = {"host": settings.host, "port": settings.port, "timeout_graceful_shutdown": CLOSING, "http": Connection}
+        own = {"host": settings.host, "port": settings.port, "timeout_graceful_shutdown": CLOSING}
         # web sockets are off: a request for one is answered as plain HTTP. Addresses that headers give are not believed
         own |= {"ws": "none", "proxy_headers": False, "log_config": log_config(self._state.shows_texts)}
         super().__init__(uvicorn.Config(app, **{**own, **options}))
@@ -279,12 +238,12 @@ class DrainingServer(uvicorn.Server):
 
         def end_process() -> None:
             time.sleep(ENDING)
-            if count := workers.running():
+            if count := engines.running():
                 logger.warning("the process ends while %d worker threads run, which a cancellation did not end", count)
                 os._exit(0)
 
         deadline = time.monotonic() + ENDING
-        while self._ends_process and workers.running():
+        while self._ends_process and engines.running():
             await asyncio.sleep(0.01)
             if time.monotonic() > deadline:
                 self.config.timeout_graceful_shutdown = 0  # requests are answered without their work

@@ -15,7 +15,7 @@ from cocoa_engine import Cancellation, CocoaEngine
 from cocoa_engine.confined import Budget, budget_of_request
 from cocoa_engine.errors import EngineBusyError, RequestCancelledError
 from cocoa_engine.integration import safe_logger
-from cocoa_integrations._shared.workers import in_worker
+from cocoa_integrations._shared.engines import in_worker
 from cocoa_integrations.server.errors import ApiError, at_most, client_gone, shutting_down
 
 Parameters = ParamSpec("Parameters")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from cocoa_integrations._shared.chat_template import blocks_of
+from cocoa_integrations._shared.options import blocks_of
 from cocoa_integrations._shared.reasoning import ReasoningTags
 from cocoa_integrations.tool_calling.call_format import (
     ID,

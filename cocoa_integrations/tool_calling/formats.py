@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ChatTemplateError, PromptError
-from cocoa_integrations._shared.chat_template import names
+from cocoa_integrations._shared.options import names
 from cocoa_integrations._shared.reasoning import ReasoningTags
 from cocoa_integrations.tool_calling.call_format import CallFormat
 from cocoa_integrations.tool_calling.derivation import (

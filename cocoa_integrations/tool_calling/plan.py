@@ -10,14 +10,14 @@ from cocoa_engine import CocoaEngine, Generation, GrammarProcessor, json_rule
 from cocoa_engine.errors import IncompleteAnswerError
 from cocoa_engine.integration import one_budget, safe_logger
 from cocoa_engine.report import CallReport, RiskReport, ValueReport, finite, severity
-from cocoa_integrations._shared.chat_template import (
+from cocoa_integrations._shared.logprobs import TokenLogprobs
+from cocoa_integrations._shared.options import (
     ChatTemplateOptions,
     ends_inside_reasoning,
     template_kwargs,
     with_blocks,
     with_reasoning,
 )
-from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.reasoning import (
     Mark,
     MarkedText,

@@ -17,13 +17,12 @@ from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
 from cocoa_engine import CocoaError
-from cocoa_integrations.evaluation.agreement import read_labels
 from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.evaluation.judge import factscore_run, judge_run
 from cocoa_integrations.evaluation.tasks import TASKS, load_samples
 from cocoa_integrations.ray.jobs import _finished
 from tests.helpers.eval_data import RUN_ARMS, run_rows, run_settings
-from tests.helpers.mutations import broken, broken_json, broken_lines, fuzz, outcome, survives
+from tests.helpers.mutations import broken_json, broken_lines, fuzz, outcome, survives
 
 PIGS = {"question": "Can pigs fly?", "best_answer": "No", "correct_answers": ["No", "Never"]}
 RECORDS: dict[str, dict[str, Any]] = {
@@ -118,15 +117,6 @@ def test_files_of_a_run(name: str, tmp_path: Path) -> None:
                 pass
 
     check()
-
-
-def test_labels_of_people(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
-    file = tmp_path / "labels.csv"
-    file.write_bytes(b"arm,id,ann,bob,ann:info\ngreedy,0,true,1,no\ngreedy,1,false,0,yes\n")
-    answers = [(row["arm"], row["id"]) for row in ROWS]
-    bad, read = broken(file.read_bytes()), lambda: read_labels(file, answers, ["truth", "info"])
-    survives(file, bad, read, lambda labels: isinstance(labels, dict))
 
 
 def test_finished_rows_of_a_cluster(tmp_path: Path) -> None:

@@ -416,12 +416,9 @@ REFUSED = {
     "give --data PATH": ["calibrate --out r"],
     "--probe needs --data PATH": ["calibrate --questions {answers} --out r --probe"],
     "nor a probe fitted": [f"calibrate {DATA} --check embedded --probe"],
-    "must end in one of .eps": [f"calibrate {DATA} --out r --plot a.foo"],
     "question": ["calibrate --questions {answers} --out r"],
-    "--alpha": [f"alpha {DATA} --alpha 2"],
-    "--plot x.foo: the name must end in one of .eps": [f"alpha {DATA} --plot x.foo"],
-    "must end in one of": [f"alpha {DATA} --plot x"],
-    "--plot /no/such/folder/x.png cannot be": [f"alpha {DATA} --plot /no/such/folder/x.png"],
+    "--plot x.foo: the name must end in one of .eps": [f"calibrate {DATA} --out r --plot x.foo"],
+    "must end in one of": [f"calibrate {DATA} --out r --plot x"],
 }
 
 

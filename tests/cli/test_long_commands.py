@@ -37,8 +37,7 @@ from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, _tokenizer_digest
 from cocoa_engine.lab.data import read_labelled
-from cocoa_engine.lab.forced import KeptProfile, ProfileCache, force
-from cocoa_engine.lab.measured import labelled_features
+from cocoa_engine.lab.measured import KeptProfile, ProfileCache, force, labelled_features
 from cocoa_engine.scoring.text_profile import Profiler
 from tests.helpers.alike import near
 from tests.helpers.cocoa import Cocoa, successful
@@ -69,10 +68,10 @@ class Commands:
 
         return counted
 
-    def alpha(self, *options: object, stop: int = 10**6) -> Result:
-        """``cocoa alpha`` on the texts, interrupted after some prompts more."""
+    def threshold(self, *options: object, stop: int = 10**6) -> Result:
+        """``cocoa threshold`` on the questions, interrupted after some prompts more."""
         self.until = self.prompts + stop
-        result = self.run("alpha", "--max-new-tokens", "6", "--data", self.data["texts"], *options)
+        result = self.run("threshold", "--max-new-tokens", "6", "--prompts", self.data["questions"], *options)
         assert result.exit_code == (130 if stop < 12 else 0), result.stderr
         return result
 
@@ -91,7 +90,6 @@ COMMANDS: dict[str, list[str]] = {
     "signal": ["signal", "--data", "{texts}", "--context-lift", "--draws", "20", "--out", "{out}"],
     "calibrate": ["calibrate", "--data", "{texts}", "--probe", *FITS, "--out", "{out}/risk.json"],
     "calibrate on questions": ["calibrate", "--questions", "{questions}", *FITS, "--out", "{out}/risk.json"],
-    "alpha": ["alpha", "--data", "{texts}", "--max-new-tokens", "6", "--json"],
     "threshold": ["threshold", "--prompts", "{questions}", "--max-new-tokens", "6", "--json"],
     "calibrate on both": ["calibrate", "--data", "{texts}", "--questions", "{questions}", *FITS, "--out", "{out}"],
     "calibrate itself": ["calibrate", "--self", "--prompts", "20", *FITS, "--level", "span", "--out", "{out}.json"],
@@ -101,7 +99,7 @@ COMMANDS: dict[str, list[str]] = {
     "score": ["score", "--rows", "{rows}", "--out", "{out}.jsonl"],
     "eval": ["eval", "gsm8k", "--data", "{tasks}", "--max-new-tokens", "6", "--out", "{out}"],
 }
-PROMPTS = {"signal": 24, "calibrate": 12, "calibrate on questions": 12, "alpha": 12, "threshold": 12}
+PROMPTS = {"signal": 24, "calibrate": 12, "calibrate on questions": 12, "threshold": 12}
 """Those that each command measures which continues after an interruption."""
 
 
@@ -249,18 +247,18 @@ def test_other_options_are_another_command_and_only_the_latest_are_kept(
     commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for options in ([], ["--gamma", "0.2"], ["--json"], ["--no-color"]):
-        commands.alpha(*options, stop=2)
+        commands.threshold(*options, stop=2)
     assert len(commands.folders()) == 2, "how the output is shown makes no difference"
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    commands.alpha(stop=2)
+    commands.threshold(stop=2)
     assert len(commands.folders()) == 3
     shutil.rmtree(commands.unfinished)
     monkeypatch.setattr(measured, "KEPT", 2)
     folders: list[Path] = []
 
     def interrupted(gamma: float) -> None:
-        commands.alpha("--gamma", gamma, stop=2)
+        commands.threshold("--gamma", gamma, stop=2)
         folders.extend(each for each in commands.folders() if each not in folders)
 
     for number, gamma in enumerate((0.1, 0.2, 0.4)):
@@ -275,7 +273,7 @@ def test_other_options_are_another_command_and_only_the_latest_are_kept(
 
 
 def test_nothing_is_left_of_a_command_that_measured_nothing(commands: Commands) -> None:
-    assert "0 of 12 were done; they are lost" in commands.alpha(stop=0).stderr
+    assert "0 of 12 were done; there is no output\n" in commands.threshold(stop=0).stderr
     assert commands.folders() == []
 
 
@@ -284,7 +282,7 @@ def test_nothing_is_left_of_a_command_that_measured_nothing(commands: Commands) 
 def test_without_a_folder_the_command_runs_all_the_same(
     commands: Commands, tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = commands.alpha().stdout
+    expected = commands.threshold().stdout
     if why == "a file":
         shutil.rmtree(tmp_path / "own")
         (tmp_path / "own").touch()
@@ -297,17 +295,17 @@ def test_without_a_folder_the_command_runs_all_the_same(
 
         monkeypatch.setattr(CocoaEngine, "generate_batch", cleaned)
     else:
-        commands.alpha(stop=2)
+        commands.threshold(stop=2)
         (folder,) = commands.folders()
         lock = FileLock(folder.with_suffix(measured.LOCK))
         lock.acquire(timeout=0)
-    assert "2 of 12 were done; they are lost, and nothing was written" in commands.alpha(stop=2).stderr
-    before, finished = commands.prompts, commands.alpha()
+    assert "2 of 12 were done; the output is of these\n" in commands.threshold(stop=2).stderr
+    before, finished = commands.prompts, commands.threshold()
     assert (finished.stdout, finished.stderr, commands.prompts) == (expected, "", before + 12)
     if why == "held":
         lock.release()
         assert commands.folders() == [folder]
-        assert "2 measurements" in commands.alpha().stderr
+        assert "2 measurements" in commands.threshold().stderr
 
 
 @pytest.mark.slow
@@ -315,11 +313,11 @@ def test_without_a_folder_the_command_runs_all_the_same(
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_what_others_could_have_written_is_measured_again(commands: Commands, level: int) -> None:
     """Be it the cache directory, that of all commands or that of one, which others could write to."""
-    commands.alpha(stop=4)
+    commands.threshold(stop=4)
     (folder,) = commands.folders()
     [folder, folder.parent, folder.parent.parent][level].chmod(0o777)
     before = commands.prompts
-    assert "continuing" not in commands.alpha().stderr
+    assert "continuing" not in commands.threshold().stderr
     assert commands.prompts == before + 12
     assert not any(each.exists() and each.stat().st_mode & 0o022 for each in (folder, *folder.parents[:2]))
 

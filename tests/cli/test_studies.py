@@ -1,4 +1,4 @@
-"""``cocoa signal``, ``calibrate``, ``alpha`` and ``threshold``, on the real model and answers of known truth."""
+"""``cocoa signal``, ``calibrate`` and ``threshold``, on the real model and answers of known truth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from cocoa_engine import CalibrationWarning, CocoaConfig, CocoaEngine, FitSettings, RiskCalibrator, fit_calibrator
 from cocoa_engine.cli.app import run
-from cocoa_engine.cli.prompting import require_chat
+from cocoa_engine.cli.options import require_chat
 from cocoa_engine.errors import CalibrationError, ConfigError, DataError
 from cocoa_engine.lab import stopping
 from cocoa_engine.lab.data import read_labelled
@@ -330,21 +330,6 @@ def test_calibrate_on_the_models_own_answers(cocoa: Cocoa, parts: Path, tmp_path
     assert "own answers to 12 questions" in calibrator.answer.data
     assert 6 <= calibrator.answer.validation.hallucinated < 12
     assert "12 answers of 12 prompts" in printed
-
-
-def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> None:
-    supported = [row for row in map(json.loads, answers.read_text().splitlines()) if not row["label"]]
-    write(answers, *supported)  # labels do not count
-    options = ["--prompts", "3", "--max-new-tokens", "16", "--plot", tmp_path / "a.svg", "--overwrite"]
-    result = successful(cocoa("alpha", "--data", answers, *options, "--json"))
-    record = json.loads(result.stdout)
-    assert record["prompts"] == 3
-    assert record["candidates"] == len(record["spans"]) > 2
-    ratios = sorted(log_prob / mlds for mlds, log_prob in record["spans"])
-    assert ratios[0] <= record["low"] <= record["median"] <= record["high"] <= ratios[-1]
-    assert record["median"] == pytest.approx((ratios[(len(ratios) - 1) // 2] + ratios[len(ratios) // 2]) / 2)
-    assert (tmp_path / "a.svg").read_text().startswith("<?xml")
-    assert f"median {record['median']:.2f}" in " ".join(cocoa("alpha", "--data", answers, *options).stdout.split())
 
 
 def test_a_missing_extra_is_said(

@@ -21,8 +21,8 @@ import pytest
 from cocoa_engine import CocoaEngine, Generation, RiskCalibrator, SpanStream
 from cocoa_engine.cli.output import reserved
 from cocoa_engine.errors import ConfigError, OutputError
+from cocoa_engine.files import append, draft_of, locked, open_in_place, require_writable, write_file
 from cocoa_engine.lab.fit_calibrator import verdict
-from cocoa_engine.output_files import append, draft_of, locked, open_in_place, require_writable, write_file
 from tests.helpers.cocoa import Cocoa, assert_refused, successful
 from tests.helpers.interrupts import press_ctrl_c
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
@@ -231,7 +231,7 @@ def test_files_are_written_by_output_files_alone() -> None:
     root = Path(__file__).parents[2]
     paths = [path for package in ("cocoa_engine", "cocoa_integrations") for path in (root / package).rglob("*.py")]
     found = {path.relative_to(root).as_posix() for path in paths if WRITES.search(path.read_text(encoding="utf-8"))}
-    assert found - {"cocoa_engine/output_files.py"} == set(OTHER_WRITERS)
+    assert found - {"cocoa_engine/files.py"} == set(OTHER_WRITERS)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,6 @@ def test_files_are_written_by_output_files_alone() -> None:
         ("calibrate --data {texts} --out {out}", "out.json", "--overwrite"),
         ("calibrate --data {texts} --out {out}", "out-span.svg", "--overwrite"),
         ("heads --out {out}", "out.json", "--overwrite"),
-        ("alpha --data {texts} --plot {folder}/a.svg", "a.svg", "--overwrite"),
     ],
 )
 def test_what_is_there_is_not_overwritten(
@@ -407,7 +406,7 @@ def test_a_reader_who_leaves_is_told(pipe: Path) -> None:
 def write_in_a_process(file: str, **options: Any) -> bytes:
     """What a program prints that writes a file between two lines."""
     program = f"""from pathlib import Path
-from cocoa_engine.output_files import *
+from cocoa_engine.files import *
 print("first", flush=True)
 require_writable(file := Path({file!r}))
 with locked(file): write_file(file, "text")

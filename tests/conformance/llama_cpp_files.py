@@ -17,7 +17,7 @@ from transformers import AddedToken, PreTrainedTokenizerFast
 from cocoa_engine import CocoaEngine, ModelLoadError
 from cocoa_engine.errors import ChatTemplateError
 from cocoa_engine.model.loading import load_tokenizer
-from cocoa_integrations._shared.chat_template import with_blocks
+from cocoa_integrations._shared.options import with_blocks
 from cocoa_integrations.tool_calling.formats import template_reasoning
 from cocoa_integrations.tool_calling.plan import Plan
 from cocoa_integrations.tool_calling.request import ToolRequest

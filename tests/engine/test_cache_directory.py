@@ -13,8 +13,8 @@ from unittest import mock
 
 import pytest
 
-from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private, private_folder, temporary_folder
 from cocoa_engine.errors import OutputError
+from cocoa_engine.files import CACHE_VARIABLE, cache_directory, is_private, private_folder, temporary_folder
 from cocoa_engine.methods import retrieval_heads
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, keep, spread_heads_of
 from cocoa_engine.model import gguf_tokenizer, weight_identity

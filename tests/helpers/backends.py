@@ -14,8 +14,7 @@ from cocoa_engine.execution.backends import Chosen, Path, build
 from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
 from cocoa_engine.execution.forward import trial
 from cocoa_engine.execution.forward.linears import LinearBackend
-from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.language_model import CaptureSpec, LanguageModel
 from tests.helpers.alike import near
 
 PROMPTS = [[5, 9, 40, 77, 12, 150, 3], [200, 201], list(range(30, 60))]

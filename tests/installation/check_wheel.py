@@ -65,7 +65,7 @@ import importlib
 import cocoa_engine, cocoa_integrations.evaluation, cocoa_integrations.tool_calling, cocoa_integrations.transformers
 from cocoa_engine.errors import CocoaError, MissingExtraError
 from cocoa_integrations.evaluation.metrics import rouge_l
-from cocoa_engine.lab.ranking import paired_test
+from cocoa_engine.lab.statistics import paired_test
 
 answer = engine.generate("Dune was written by", max_new_tokens=4)
 for extra, call in {

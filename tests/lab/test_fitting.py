@@ -19,15 +19,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from cocoa_engine import CocoaConfig, CocoaEngine, fit_self_made
-from cocoa_engine.cache_directory import CACHE_VARIABLE
 from cocoa_engine.errors import CalibrationError, UnsupportedModelError
+from cocoa_engine.files import CACHE_VARIABLE
 from cocoa_engine.lab import fit as lab_fit
 from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab import self_made
 from cocoa_engine.lab.fit import FitSettings, LabelledFeatures, fit, folds_of, left_out, validate
-from cocoa_engine.lab.forced import force
 from cocoa_engine.lab.heads import KNOTS, PROMPTS, keep_reference, with_reference
-from cocoa_engine.lab.measured import labelled_features
+from cocoa_engine.lab.measured import force, labelled_features
 from cocoa_engine.lab.self_made import (
     MadeQuestion,
     made_answers,
@@ -37,7 +36,7 @@ from cocoa_engine.lab.self_made import (
     planted_errors,
     until_steady,
 )
-from cocoa_engine.lab.thresholds import brier, ece_if_exact, expected_calibration_error, reliability
+from cocoa_engine.lab.statistics import brier, ece_if_exact, expected_calibration_error, reliability
 from cocoa_engine.methods import retrieval_heads
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model, source_heads, spread_heads_of
 from cocoa_engine.risk.features import SPAN_FEATURES, answer_features

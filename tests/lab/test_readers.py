@@ -11,7 +11,7 @@ import pytest
 
 from cocoa_engine import DataError
 from cocoa_engine.cli.calibrate import read_documents
-from cocoa_engine.cli.prompting import read_source
+from cocoa_engine.cli.options import read_source
 from cocoa_engine.lab import data
 from cocoa_engine.lab.data import LabelledText, Question, read_labelled, read_questions, sample
 from tests.helpers.labelled_files import DIASUMFACT, FAITHBENCH, MUSHROOM, OWN, TRUTHFULQA, XSUM, json_lines

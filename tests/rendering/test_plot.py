@@ -1,22 +1,20 @@
-"""Figures, and the curve of a span's layers: what the MLDS of a span are means of."""
+"""Figures."""
 
 from __future__ import annotations
 
 import io
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, MissingExtraError, PromptError, Span
+from cocoa_engine import CocoaEngine, MissingExtraError
 from cocoa_engine.rendering.plot import reliability_curve
 from tests.helpers.made_up_answers import generation
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.processes import python
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 PROMPT = "The three primary colours are"
 
@@ -30,67 +28,12 @@ def colours(figure: Figure) -> int:
     return len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0))
 
 
-def assert_curve(curve: Any, span: Span) -> None:
-    assert curve.con_mlds == pytest.approx(span.con_mlds, abs=1e-4)
-    assert curve.f_mlds == pytest.approx(span.f_mlds, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    "settings", [{"final_layer": "pre_norm", "middle_layers": (3, 9), "metric": "con_mlds"}, {"method": "dola"}]
-)
-def test_the_curve_of_every_span_has_its_mlds(engine: CocoaEngine, settings: dict[str, Any]) -> None:
-    answer = engine.generate(PROMPT, max_new_tokens=8, **settings)
-    for number, span in enumerate(answer.spans):
-        curve = engine.layer_profile(PROMPT, answer, number)
-        assert curve.text == span.text
-        assert len(curve.consecutive) == len(curve.to_final) == engine.num_layers == curve.num_layers
-        assert_curve(curve, span)
-        assert curve.consecutive[-1] == curve.to_final[-1]
-    assert engine.layer_profile(PROMPT, answer, answer.spans[-1]) == engine.layer_profile(PROMPT, answer, -1)
-
-
-def test_the_curve_of_a_chat_and_of_a_scored_text(engine: CocoaEngine) -> None:
-    messages = [{"role": "user", "content": "Who wrote Dune?"}]
-    answer = engine.chat(messages, max_new_tokens=6)
-    curve = engine.layer_profile(engine.encode_chat(messages), answer, 0)
-    assert_curve(curve, answer.spans[0])
-    assert engine.layer_profile(messages, answer, 0) == curve
-    scored = engine.score(PROMPT, " red and blue")
-    assert_curve(engine.layer_profile(PROMPT, scored, 0), scored.spans[0])
-
-
-@pytest.mark.parametrize("architecture", ["gemma3_text", "gpt2", "mamba"])
-def test_the_curve_on_other_architectures(architecture: str) -> None:
-    engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer())
-    prompt = [5, 6, 7, 8]
-    answer = engine.generate(prompt, max_new_tokens=8, config=CocoaConfig(middle_layers=(1, engine.num_layers)))
-    for span in answer.spans:
-        assert_curve(engine.layer_profile(prompt, answer, span), span)
-    assert prompt == [5, 6, 7, 8]
-
-
-def test_the_curve_of_what_is_not_there_is_refused(engine: CocoaEngine) -> None:
-    answer = engine.generate(PROMPT, max_new_tokens=4)
-    with pytest.raises(ConfigError, match="no such span"):
-        engine.layer_profile(PROMPT, answer, len(answer.spans))
-    with pytest.raises(ConfigError, match="no such span"):
-        engine.layer_profile(PROMPT, answer, generation(("x", 0.8)).spans[0])
-    messages = [{"role": "user", "content": "Who wrote Dune?"}]
-    for prompt, tokens in ((PROMPT + " red and blue", 8), (messages, len(engine.encode_chat(messages)))):
-        with pytest.raises(PromptError, match=f"the answer's prompt had 5 tokens, this one has {tokens}"):
-            engine.layer_profile(prompt, answer, 0)
-
-
 def test_figures_of_a_real_answer(engine: CocoaEngine) -> None:
     answer = engine.generate(PROMPT, max_new_tokens=12)
     figure = answer.plot()
     visible = [span for span in answer.spans if span.text.strip()]
     for axes, name in zip(figure.axes, ("f_mlds", "con_mlds"), strict=True):
         assert [bar.get_width() for bar in axes.patches] == [getattr(span, name) for span in visible]
-    curve = engine.layer_profile(PROMPT, answer, 0)
-    figure = curve.plot()
-    drawn = [list(axes.lines[0].get_ydata()) for axes in figure.axes]
-    assert drawn == [curve.to_final, curve.consecutive]
     assert colours(figure) > 20
 
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from cocoa_engine import CalibrationWarning, CocoaConfig, CocoaEngine, Generation, RiskCalibrator
 from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.lab.data import LabelledSpan, LabelledText
-from cocoa_engine.lab.forced import TeacherForced
-from cocoa_engine.lab.measured import labelled_features
+from cocoa_engine.lab.measured import TeacherForced, labelled_features
 from cocoa_engine.methods.retrieval_heads import heads_of_model
 from cocoa_engine.model.prompts import ChatTokens
 from cocoa_engine.risk import embedded_calibrator, policy

@@ -15,10 +15,10 @@ from cocoa_engine import CocoaConfig, CocoaEngine, NonFiniteLogitsError, PromptE
 from cocoa_engine.equations import SpanLogProb
 from cocoa_engine.execution.backends import Backend
 from cocoa_engine.lab.data import LabelledSpan, LabelledText
-from cocoa_engine.lab.forced import answer, force, spans, tokens
-from cocoa_engine.lab.indicators import Layers, collect, indicators
-from cocoa_engine.scoring.candidates import CandidateGrower
+from cocoa_engine.lab.indicators import collect, indicators
+from cocoa_engine.lab.measured import Layers, answer, force, spans, tokens
 from cocoa_engine.scoring.text_profile import Profiler
+from cocoa_engine.scoring.text_tree import CandidateGrower
 from cocoa_engine.spans import Candidate
 from tests.helpers.alike import near
 from tests.helpers.inside import assert_idle

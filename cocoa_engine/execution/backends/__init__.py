@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cocoa_engine.errors import UnsupportedModelError, safe_cause, safe_logger
+from cocoa_engine.config import Runtime
+from cocoa_engine.errors import UnsupportedModelError, safe_logger
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, TokenTree
 from cocoa_engine.execution.backends.shared_cache import SharedCache, depends_on_weights_alone
 from cocoa_engine.execution.backends.unshared import ByLength, CopiedCache, Recompute
@@ -20,11 +21,9 @@ from cocoa_engine.execution.forward.static import StaticLean
 from cocoa_engine.execution.native.build import first_line
 from cocoa_engine.model import weight_identity
 from cocoa_engine.model.configs import frequencies_of, window_sizes
-from cocoa_engine.model.hidden_states import CaptureSpec, capture
-from cocoa_engine.model.language_model import PASSED_ON, LanguageModel
+from cocoa_engine.model.language_model import PASSED_ON, CaptureSpec, LanguageModel, capture
 from cocoa_engine.model.light_model import LightModel
 from cocoa_engine.model.weight_identity import WeightFingerprint, weight_fingerprint
-from cocoa_engine.runtime import Runtime
 
 __all__ = ["Backend", "FeedRequest", "Path", "ReadBack", "StepOutput", "TokenTree", "build", "choose", "state_of"]
 
@@ -168,7 +167,7 @@ def _check_supported(model: LanguageModel) -> None:
             raise UnsupportedModelError(
                 f"a plain forward pass of {model.architecture} fails ({type(fault).__name__}: {first_line(fault)}); "
                 "the model's config.json or its code may be wrong."
-            ) from safe_cause(fault)
+            ) from fault
         captured.stacked(model.device)
     if float((early - late).abs().max() / early.float().std()) > _tolerance(model.dtype):
         raise UnsupportedModelError(f"{model.architecture} attends in both directions; it cannot generate text.")

@@ -10,8 +10,7 @@ from typing_extensions import TypeVar
 
 from cocoa_engine.execution.forward.base import COST_OF_A_ROW, StepOutput
 from cocoa_engine.execution.forward.source_attention import SourceProbe, is_observable
-from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.language_model import CaptureSpec, LanguageModel
 
 Path = tuple[int, ...]
 """Token ids after the committed ones. To feed a path is to feed its last token; the tokens before it have been fed."""

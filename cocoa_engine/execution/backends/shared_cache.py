@@ -22,8 +22,7 @@ from cocoa_engine.execution.forward.base import Forward, KeyValues, Segment, Ste
 from cocoa_engine.execution.forward.source_attention import probe_of
 from cocoa_engine.interruptions import free_in_child
 from cocoa_engine.model import light_model
-from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.language_model import CaptureSpec, LanguageModel
 
 logger = safe_logger(__name__)
 

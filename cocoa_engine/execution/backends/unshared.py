@@ -20,8 +20,7 @@ from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, Rea
 from cocoa_engine.execution.forward.base import StepOutput
 from cocoa_engine.execution.forward.source_attention import observed_attention, of_segments, probe_of
 from cocoa_engine.model.configs import Frequencies
-from cocoa_engine.model.hidden_states import CaptureSpec, capture
-from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.language_model import CaptureSpec, LanguageModel, capture
 
 if TYPE_CHECKING:
     from transformers import Cache

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from cocoa_engine.execution.forward.source_attention import SourceProbe
 from cocoa_engine.execution.native import operators
-from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.language_model import CaptureSpec, LanguageModel
 
 COST_OF_A_ROW = 0.08
 """The cost of a further token in a pass of few tokens, as a share of the cost of the first one, if it is not known.

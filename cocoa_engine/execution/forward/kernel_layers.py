@@ -14,7 +14,7 @@ from cocoa_engine.execution.forward.base import Segment
 from cocoa_engine.execution.forward.source_attention import SourceProbe
 from cocoa_engine.execution.native import operators
 from cocoa_engine.model.configs import Windows
-from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.model.language_model import CaptureSpec
 
 MAX_ROWS = 48
 """Maximum number of tokens in one pass. It must not exceed ``MANY_ROWS`` in kernels.cpp: with more rows, the kernel

@@ -24,8 +24,7 @@ from cocoa_engine.interruptions import check_current
 from cocoa_engine.model import experts, light_model
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.configs import Windows
-from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.language_model import CaptureSpec, LanguageModel
 
 FAMILY = tuple(
     f"{name}ForCausalLM"

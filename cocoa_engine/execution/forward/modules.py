@@ -13,11 +13,10 @@ from cocoa_engine.execution.forward.attention import attend_all, write_all
 from cocoa_engine.execution.forward.base import Forward, Segment, StepOutput
 from cocoa_engine.execution.forward.linears import FastLinear, LinearBackend
 from cocoa_engine.execution.forward.source_attention import observed_attention, of_segments, replaced_attention
-from cocoa_engine.model import hidden_states
+from cocoa_engine.model import language_model
 from cocoa_engine.model.configs import Windows, frequencies_of
 from cocoa_engine.model.experts import SeparateExperts, are_experts
-from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.language_model import CaptureSpec, LanguageModel
 
 
 class Modules(Forward):
@@ -85,7 +84,7 @@ class Modules(Forward):
         positions = torch.tensor([[position for segment in segments for position in segment.positions]], device=device)
         rows = 1 if capture is None else token_ids.shape[1]
         layers = [_SegmentLayer(segments, layer, not self.masks_heads) for layer in range(model.num_layers)]
-        capturing = nullcontext() if capture is None else hidden_states.capture(model, capture)
+        capturing = nullcontext() if capture is None else language_model.capture(model, capture)
         with self._fast_linears(), capturing as captured:
             output = model.forward(
                 token_ids,

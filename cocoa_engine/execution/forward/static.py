@@ -26,8 +26,7 @@ from cocoa_engine.execution.forward.linears import LinearBackend
 from cocoa_engine.execution.forward.source_attention import SourceProbe, attention_weights
 from cocoa_engine.execution.native.build import first_line
 from cocoa_engine.interruptions import free_in_child
-from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.language_model import CaptureSpec, LanguageModel
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE  # torch has no public name for it

@@ -16,7 +16,7 @@ from cocoa_engine.execution.native import operators
 from cocoa_engine.execution.native.build import built
 from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor, unpack_with
 from cocoa_engine.model.configs import Windows
-from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.model.language_model import CaptureSpec
 
 TOLERANCE = 1e-4
 """Largest allowed difference from torch. The values are about 1."""

@@ -17,10 +17,9 @@ import threading
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private, private_folder, temporary_folder
 from cocoa_engine.errors import safe_logger
+from cocoa_engine.files import CACHE_VARIABLE, cache_directory, is_private, private_folder, temporary_folder, write_file
 from cocoa_engine.interruptions import free_in_child
-from cocoa_engine.output_files import write_file
 
 logger = safe_logger(__name__)
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.integration import block_text, short_repr, shortened
-from cocoa_integrations._shared.chat_template import names
+from cocoa_integrations._shared.options import names
 from cocoa_integrations.server.errors import bad_request, of_parameter
 from cocoa_integrations.server.parameters import TEXT_ONLY
 from cocoa_integrations.tool_calling import invalid_call_text, object_of

@@ -23,10 +23,15 @@ from typing_extensions import Self
 from cocoa_engine import METHODS, CocoaConfig, CocoaEngine
 from cocoa_engine.errors import ConfigError, unknown
 from cocoa_engine.integration import Processor, short_repr
-from cocoa_integrations._shared.chat_template import ChatTemplateOptions, names
 from cocoa_integrations._shared.citations import MOST_PASSAGES
-from cocoa_integrations._shared.settings import OF_SAMPLING, DecodeSettings
-from cocoa_integrations._shared.unsupported import INSTEAD, is_without_effect
+from cocoa_integrations._shared.options import (
+    INSTEAD,
+    OF_SAMPLING,
+    ChatTemplateOptions,
+    DecodeSettings,
+    is_without_effect,
+    names,
+)
 from cocoa_integrations.server import parameters
 from cocoa_integrations.server.errors import at_most, bad_request, validation_error
 from cocoa_integrations.server.protocol.messages import Message, Several, entries_of, function_of, template_variables

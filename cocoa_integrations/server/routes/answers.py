@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from cocoa_engine import Generation, __version__
 from cocoa_engine.errors import ConfigError, PromptError, RequestCancelledError
 from cocoa_engine.report import RISK_KEY, RiskReport
-from cocoa_integrations._shared.chat_template import ChatTemplateOptions
-from cocoa_integrations._shared.workers import AsyncStream
+from cocoa_integrations._shared.engines import AsyncStream
+from cocoa_integrations._shared.options import ChatTemplateOptions
 from cocoa_integrations.chat_service.answer import ChatCall
 from cocoa_integrations.chat_service.local import PreparedCall
 from cocoa_integrations.chat_service.wire import Completion, Scores

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from cocoa_engine import CocoaEngine, __version__
-from cocoa_integrations._shared.workers import in_worker
+from cocoa_integrations._shared.engines import in_worker
 from cocoa_integrations.server.errors import ApiError
 from cocoa_integrations.server.process import ServerState, state_of
 from cocoa_integrations.server.protocol.requests import OPERATORS

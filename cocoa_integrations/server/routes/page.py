@@ -10,8 +10,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from cocoa_engine import METHODS, CocoaConfig
+from cocoa_engine.rendering.documents import style_sheet
 from cocoa_engine.rendering.highlights import BOUNDS
-from cocoa_engine.rendering.html import style_sheet
 from cocoa_engine.rendering.wording import SOURCES
 from cocoa_integrations.server.process import state_of
 

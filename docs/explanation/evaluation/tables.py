@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cocoa_engine.lab.ranking import interval
+from cocoa_engine.lab.statistics import interval
 
 FOLDER = Path(__file__).parent
 BASELINE = "greedy"

@@ -29,8 +29,7 @@ from sklearn.metrics import roc_auc_score
 from cocoa_engine import CocoaEngine, Generation, RiskCalibrator
 from cocoa_engine.config import MethodName
 from cocoa_engine.lab.data import Question, read_questions
-from cocoa_engine.lab.ranking import Bootstrap, Ranked
-from cocoa_engine.lab.thresholds import ece_if_exact, expected_calibration_error, reliability
+from cocoa_engine.lab.statistics import Bootstrap, Ranked, ece_if_exact, expected_calibration_error, reliability
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model
 from cocoa_engine.risk.policy import RANK_THRESHOLD, token_risk
 

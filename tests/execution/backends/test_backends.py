@@ -24,8 +24,7 @@ from cocoa_engine.execution.forward.base import KeyValues
 from cocoa_engine.execution.forward.linears import LinearBackend
 from cocoa_engine.execution.native import operators
 from cocoa_engine.model.configs import Windows
-from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer
-from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.language_model import CaptureSpec, FinalLayer, LanguageModel
 from tests.helpers import in_threads
 from tests.helpers.backends import LINEAR_BACKENDS, PROMPTS, WANTED, close_to, made, opened, plain, same, shared, step
 from tests.helpers.forward_passes import record

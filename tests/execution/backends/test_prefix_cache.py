@@ -15,7 +15,7 @@ from cocoa_engine import CocoaEngine, Generation, Runtime
 from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.execution.backends.shared_cache import SHORTEST, PrefixCache, common_length
 from cocoa_engine.execution.forward.base import KeyValues, Segment
-from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.model.language_model import CaptureSpec
 from tests.helpers.alike import assert_alike, assert_all_alike
 from tests.helpers.backends import close_to, plain
 from tests.helpers.engines import prompt as tokens

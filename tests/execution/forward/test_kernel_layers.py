@@ -14,7 +14,7 @@ from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.forward.kernel_layers import MAX_ROWS, KernelLayers
 from cocoa_engine.execution.forward.lean import Lean
 from cocoa_engine.execution.forward.linears import LinearBackend
-from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.model.language_model import CaptureSpec
 from tests.helpers.backends import close_to, opened, shared
 from tests.helpers.in_threads import threads
 from tests.helpers.libraries import needs_kernels

@@ -21,8 +21,7 @@ from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
 from cocoa_engine.execution.forward import static
 from cocoa_engine.execution.forward.linears import FastLinear
 from cocoa_engine.execution.forward.static import StaticLean, StaticStore
-from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer
-from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.language_model import CaptureSpec, FinalLayer, LanguageModel
 from tests.helpers.backends import PROMPTS, close_to, made, opened, plain, same, shared, step
 from tests.helpers.in_threads import together
 from tests.helpers.inside import use_backend

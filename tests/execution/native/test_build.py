@@ -20,9 +20,9 @@ import pytest
 import torch
 
 from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.cache_directory import CACHE_VARIABLE
 from cocoa_engine.execution.forward import linears, trial
 from cocoa_engine.execution.native import build
+from cocoa_engine.files import CACHE_VARIABLE
 from tests.helpers.libraries import QUICK_FLAGS, forget, keeping_compiler, needs_kernels
 from tests.helpers.processes import LIMIT, forked
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer

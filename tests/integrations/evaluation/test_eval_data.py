@@ -21,7 +21,7 @@ from rich.console import Console
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError, DataError
-from cocoa_engine.lab.tables import show
+from cocoa_engine.rendering.terminal import show
 from cocoa_integrations.evaluation import TASKS, Arm, load_samples, metrics, table
 from cocoa_integrations.evaluation.judge import COLUMNS, TRUTH
 from cocoa_integrations.evaluation.metrics import beyond_noise, statistics

@@ -1,11 +1,10 @@
-"""The LLM judge: its verdicts, what is no verdict, how far it agrees with people, and FActScore.
+"""The LLM judge: its verdicts, what is no verdict, and FActScore.
 
 The judges here are chat models that answer by rule: what is tested is what becomes of a reply, not how good a judge is.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -16,11 +15,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from sklearn.metrics import cohen_kappa_score
 
 from cocoa_engine.cli import output
-from cocoa_engine.errors import ConfigError, DataError
-from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
+from cocoa_engine.errors import ConfigError
 from cocoa_integrations.evaluation.harness import SAMPLES, new_run
 from cocoa_integrations.evaluation.judge import Judge, factscore, factscore_report, factscore_run, judge_run
 from cocoa_integrations.evaluation.prompts import QUESTIONS, facts_of, yes_or_no
@@ -298,93 +295,19 @@ def test_command(
         for unit in ("summaries", "facts")
         if of_facts
     )
-    for wrong, message in ((("--gamma", "10"), "--factscore"), (("--factscore", "--labels", "x.csv"), "--labels")):
-        assert_refused(cocoa("judge", summaries, "--judge", "openai:gpt-4o", *wrong), message)
+    assert_refused(cocoa("judge", summaries, "--judge", "openai:gpt-4o", "--gamma", "10"), "--factscore")
 
 
-def write_labels(path: Path, rows: list[dict[str, str]]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
-
-
-def test_agreement(tmp_path: Path) -> None:
-    judge = [True, True, True, False, False, False, True, False, None]
-    first = ["1", "true", "Yes", "0", "wrong", "1", "0", "", "1"]
-    second = ["1", "1", "0", "0", "0", "1", "0", "0", "1"]
-    judged = {("greedy", str(n)): verdict for n, verdict in enumerate(judge)}
-    pairs = enumerate(zip(first, second, strict=True))
-    rows = [{"arm": "greedy", "id": str(n), "ann": one, "bob": two} for n, (one, two) in pairs]
-    people = read_labels(write_labels(tmp_path / "labels.csv", rows), judged, ["truth"])
-    assert list(people) == ["truth"]
-    found = agreement(judged, people["truth"])
-    # ann: 7 in common, 5 alike; she says true 4, the judge 4: p_e = (4*4 + 3*3) / 49
-    ann = (5 / 7 - 25 / 49) / (1 - 25 / 49)
-    # bob: 8 in common, 5 alike (0, 1, 3, 4, 7); he says true 3, the judge 4: p_e = (3*4 + 5*4) / 64
-    bob = (5 / 8 - 1 / 2) / (1 - 1 / 2)
-    # each other: 8 in common (0..6, 8), 7 alike; ann says true 5, bob 4: p_e = (5*4 + 3*4) / 64
-    both = (7 / 8 - 1 / 2) / (1 - 1 / 2)
-    assert found["judge"] == {
-        "ann": {"kappa": pytest.approx(ann), "pairs": 7},
-        "bob": {"kappa": pytest.approx(bob), "pairs": 8},
-    }
-    assert found["people"] == {"ann, bob": {"kappa": pytest.approx(both), "pairs": 8}}
-    assert found["mean_people"] == pytest.approx(both)
-    assert found["mean_judge"] == pytest.approx((ann + bob) / 2)
-    assert found["ratio"] == pytest.approx((ann + bob) / 2 / both)
-    assert found["labelled"] == {"ann": 8, "bob": 9}
-    words = in_words(found, "truth")
-    assert words.startswith("Cohen's kappa, about truth:\n")
-    assert f"- judge and ann: {ann:.3f} (labels in common: 7)\n" in words
-    assert "- ann, bob: 0.750 (labels in common: 8)\n" in words
-
-
-def test_labels_of_a_run(folder: Path, tmp_path: Path) -> None:
-    rows = [
-        {"arm": row["arm"], "id": row["id"], "ann": str(len(row["answer"]) % 2), "bob:info": str(number % 2)}
-        for number, row in enumerate(rows_of(folder))
-    ]
-    rows[-1]["bob:info"] = ""
-    labels = write_labels(tmp_path / "labels.csv", rows)
-    results = judge_run(folder, RuleJudge(rule=_long_is_true), labels=labels)
-    assert results["agreement"]["truth"]["judge"] == {"ann": {"kappa": pytest.approx(1.0), "pairs": len(rows)}}
-    informative = {(row["arm"], row["id"]): row["bob:info"] == "1" for row in rows[:-1]}
-    judged = [len(row["answer"]) % 3 > 0 for row in rows_of(folder)[:-1]]
-    by_bob = results["agreement"]["info"]["judge"]["bob"]
-    assert by_bob["pairs"] == len(rows) - 1
-    assert by_bob["kappa"] == pytest.approx(cohen_kappa_score(judged, list(informative.values())))
-    shown = (folder / "judged.md").read_text()
-    assert "- judge and ann: 1.000" in shown.split("about truth:")[1]
-    assert f"- judge and bob: {by_bob['kappa']:.3f}" in shown.split("about informativeness:")[1]
-    rows_with_empty = [{**row, "answer": row["answer"] if number else ""} for number, row in enumerate(rows_of(folder))]
-    write_jsonl(folder / SAMPLES, rows_with_empty)  # an empty answer has labels, but no verdict
-    found = judge_run(folder, RuleJudge(rule=_long_is_true), labels=labels)["agreement"]["truth"]
-    assert found["labelled"] == {"ann": len(rows)}
-    assert found["judge"]["ann"]["pairs"] == len(rows) - 1
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([{"ann": "perhaps"}], "line 2: the label 'perhaps' of 'ann' is neither true nor false"),
-        ([{"id": "77", "ann": "1"}], "line 2: the run has no sample '77' of the arm 'greedy'"),
-        ([{"ann": "1"}, {"id": "1", "ann": "1"}, {"ann": "0"}], "line 4: the answer '0' of 'greedy' already has"),
-        ([{"ann": ""}], "contains no labels"),
-        ([{"ann:style": "1"}], "the column 'ann:style'; answers are judged by truth, info"),
-        ([{":info": "1"}], "the column ':info'; answers are judged by"),
-        ([{"ann": "1", "ann: truth": "1"}], "two columns contain the labels of 'ann' about truth"),
-    ],
-)
-def test_bad_labels_are_refused_before_judging(
-    folder: Path, tmp_path: Path, rows: list[dict[str, str]], message: str
-) -> None:
-    judge = RuleJudge(rule=_long_is_true)
-    labels = write_labels(tmp_path / "bad.csv", [{"arm": "greedy", "id": "0", **row} for row in rows])
-    with pytest.raises(DataError, match=message):
-        judge_run(folder, judge, labels=labels)
-    assert not judge.prompts
+def test_the_verdict_about_each_answer_is_in_the_results(folder: Path) -> None:
+    answers = [row["answer"] if number else "" for number, row in enumerate(rows_of(folder))]
+    write_jsonl(
+        folder / SAMPLES, [{**row, "answer": answer} for row, answer in zip(rows_of(folder), answers, strict=True)]
+    )
+    judge_run(folder, RuleJudge(rule=_long_is_true))
+    verdicts = json.loads((folder / "judged.json").read_text())["verdicts"]
+    assert [(row["arm"], row["id"]) for row in verdicts] == [(row["arm"], row["id"]) for row in rows_of(folder)]
+    assert [row["truth"] for row in verdicts] == [None, *(len(answer) % 2 == 1 for answer in answers[1:])]
+    assert [row["info"] for row in verdicts] == [None, *(len(answer) % 3 > 0 for answer in answers[1:])]
 
 
 @pytest.mark.parametrize("usage", [None, 3, [], {"input_tokens": None}, {"input_tokens": "x", "output_tokens": [1]}])

@@ -20,7 +20,6 @@ from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Runtime, Span
 from cocoa_engine.errors import ConfigError, DataError, MissingExtraError
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads
 from cocoa_integrations.evaluation import TASKS, Arm, evaluate, harness_task, load_samples, make_arms, metrics
-from cocoa_integrations.evaluation.agreement import read_labels
 from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.evaluation.judge import judge_run
 from cocoa_integrations.evaluation.tasks import Sample
@@ -386,13 +385,12 @@ def test_command_with_bad_input(cocoa: Cocoa, truthfulqa: Path, tmp_path: Path, 
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.parquet").write_text("")
     for name in ("rouge_score", "pyarrow", "sklearn", *sys.modules):
-        if name.partition(".")[0] in ("rouge_score", "pyarrow", "sklearn"):
+        if name.partition(".")[0] in ("rouge_score", "pyarrow"):
             monkeypatch.setitem(sys.modules, name, None)
     metrics._rouge.cache_clear()
     for use in (
         lambda: metrics.rouge_l("a", ["a"]),
         lambda: load_samples("nq_swap", tmp_path / "a.parquet"),
-        lambda: read_labels(tmp_path, {}, ()),
     ):
         with pytest.raises(MissingExtraError, match=r"pip install 'cocoa-integrations\[eval\]'"):
             use()

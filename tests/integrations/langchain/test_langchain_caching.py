@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
 from cocoa_engine import CocoaConfig, CocoaEngine
-from cocoa_integrations._shared.settings import OF_SAMPLING
+from cocoa_integrations._shared.options import OF_SAMPLING
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.rivals import heads_file

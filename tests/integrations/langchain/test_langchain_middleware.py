@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError, MissingExtraError
-from cocoa_engine.model.embedded import MODEL_NAME
+from cocoa_engine.model.load_options import MODEL_NAME
 from cocoa_integrations import langchain as cocoa_langchain
 from cocoa_integrations.langchain import (
     ChatCocoa,

@@ -22,7 +22,7 @@ from llama_index.core.types import Thread
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, PromptError
 from cocoa_engine.report import RISK_KEY
-from cocoa_integrations._shared.settings import config_of
+from cocoa_integrations._shared.options import config_of
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent, RiskScores, collect_risk
 from tests.helpers.alike import near
 from tests.helpers.in_threads import join, start

@@ -19,8 +19,7 @@ from cocoa_engine.errors import ConfigError, MissingExtraError
 from cocoa_engine.model.load_options import LoadOptions
 from cocoa_integrations.evaluation.command import evaluate
 from cocoa_integrations.ray import jobs
-from cocoa_integrations.ray.jobs import Pool, connected, everywhere
-from cocoa_integrations.ray.serve_runner import drain
+from cocoa_integrations.ray.jobs import Pool, connected, drain, everywhere
 from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server.command import serve
 

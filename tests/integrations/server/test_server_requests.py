@@ -10,7 +10,7 @@ import pytest
 from cocoa_engine import CocoaConfig
 from cocoa_integrations.server import ServerSettings
 from cocoa_integrations.server.errors import ApiError
-from cocoa_integrations.server.parameters import REFUSED, SAME_SETTING, WITHOUT_EFFECT
+from cocoa_integrations.server.parameters import REFUSED, SAME_SETTING
 from cocoa_integrations.server.protocol.requests import (
     ChatRequest,
     CompletionRequest,
@@ -18,7 +18,7 @@ from cocoa_integrations.server.protocol.requests import (
     ScoreRequest,
     StreamOptions,
 )
-from docs._generate.request_parameters import request_parameters
+from docs._generate.request_parameters import WITHOUT_EFFECT, request_parameters
 from tests.conformance.tools import source_if_there
 from tests.helpers.served import CHAT, COMPLETIONS, HELLO, SCORE, Speaker, refusal
 

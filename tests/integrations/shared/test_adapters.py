@@ -40,13 +40,13 @@ ENGINE_MODULES = {
     "cocoa_engine.confined",  # a request has one budget
     "cocoa_engine.equations",
     "cocoa_engine.lab.files",
-    "cocoa_engine.lab.ranking",  # `cocoa eval` is a study too
-    "cocoa_engine.lab.tables",
+    "cocoa_engine.lab.statistics",  # `cocoa eval` is a study too
+    "cocoa_engine.rendering.terminal",
     "cocoa_engine.memory",
     "cocoa_engine.model.light_model",  # imports of transformers' model classes
     "cocoa_engine.model.load_options",
-    "cocoa_engine.output_files",
-    "cocoa_engine.rendering.html",  # the server's page looks like the document
+    "cocoa_engine.files",
+    "cocoa_engine.rendering.documents",  # the server's page looks like the document
     "cocoa_engine.rendering.highlights",
     "cocoa_engine.rendering.wording",  # and says the same
     "cocoa_engine.text_matching",

@@ -18,8 +18,8 @@ from langchain_core.runnables import ConfigurableField
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Runtime
 from cocoa_engine.errors import PromptError, UnsupportedFeatureError
-from cocoa_engine.model.embedded import CONTEXT_WINDOW
-from cocoa_integrations._shared import loading
+from cocoa_engine.model.load_options import CONTEXT_WINDOW
+from cocoa_integrations._shared import engines
 from cocoa_integrations.langchain import ChatCocoa, get_risk
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM
@@ -187,17 +187,11 @@ def test_a_pickle_loads_its_model_by_name(kind: Any, folder: str, calibrator: st
 
 
 @each_kind
-def test_what_cannot_be_pickled_says_so(kind: Any, folder: str, tiny: CocoaEngine) -> None:
+def test_what_cannot_be_pickled_says_so(kind: Any, tiny: CocoaEngine) -> None:
     objects = {"model": tiny.model, "tokenizer": tiny.tokenizer} if kind is CocoaLLM else {"engine": tiny}
     message = f"a {kind.__name__} with a loaded engine, model or tokenizer cannot be pickled.*give model="
     with pytest.raises(UnsupportedFeatureError, match=message):
         pickle.dumps(kind(**objects))
-    name = "completion_to_prompt" if kind is CocoaLLM else "logits_processor"
-    wrapped = kind(model=folder, max_tokens=1, **{name: lambda prompt, *_: prompt})
-    with pytest.raises(UnsupportedFeatureError, match=f"because its {name} cannot be"):
-        pickle.dumps(wrapped)
-    if kind is CocoaLLM:
-        assert wrapped.complete(PROMPT).text is not None
 
 
 # --- LlamaIndex loads the model when the LLM is made, and takes a loaded one
@@ -328,7 +322,7 @@ def test_the_cache_key_knows_a_change_made_before_a_model_that_shares_the_weight
 
 
 def test_the_configuration_is_not_read_by_the_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "read_context_window", lambda *args, **options: pytest.fail("was read"))
+    monkeypatch.setattr(engines, "read_context_window", lambda *args, **options: pytest.fail("was read"))
     chat = ChatCocoa(model="org/name")
     assert copy.deepcopy(chat) == chat
     assert "org/name" in repr(chat)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,8 @@ from transformers import (
 
 from cocoa_engine import ChatTemplateError, CocoaConfig, CocoaEngine, RiskCalibrator, Runtime
 from cocoa_engine.errors import ConfigError, ModelLoadError
-from cocoa_engine.model.embedded import MODEL_NAME
-from cocoa_integrations._shared.settings import config_of
-from cocoa_integrations._shared.unsupported import INSTEAD, WITHOUT_EFFECT
+from cocoa_engine.model.load_options import MODEL_NAME
+from cocoa_integrations._shared.options import INSTEAD, WITHOUT_EFFECT, config_of
 from cocoa_integrations.langchain import ChatCocoa, UnsupportedFeatureError
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM
@@ -124,7 +122,6 @@ def test_takes_every_option_of_hugging_face_llm(engine: CocoaEngine) -> None:
     assert llm.complete(PROMPT).raw["usage"]["completion_tokens"] <= 4  # type: ignore[index]
 
 
-FROM_ID = [partial(kind.from_model_id, "org/name") for kind in OF_LANGCHAIN]
 LOADED = {"engine": None, "model": tiny_model("llama")}
 BAD: list[tuple[list[Any], dict[str, Any], str]] = [
     (ALL, {"alhpa": 1.0}, r"unknown option 'alhpa' \(did you mean 'alpha'\?\)"),
@@ -156,21 +153,13 @@ BAD: list[tuple[list[Any], dict[str, Any], str]] = [
     ([CocoaLLM], LOADED, "tokenizer"),
     ([CocoaLLM], {**LOADED, "tokenizer": tiny_tokenizer(), "model_kwargs": {"a": 1}}, "model= is given, so model_kw"),
     ([CocoaLLM], {**LOADED, "tokenizer": tiny_tokenizer(), "tokenizer_kwargs": {"a": 1}}, "tokenizer= is given, so to"),
-    (FROM_ID, {"task": "summarization"}, "task='summarization' is not supported; only 'text-generation' is"),
-    (FROM_ID, {"backend": "openvino"}, "backend='openvino' is not supported"),
-    (FROM_ID, {"device": 0, "device_map": "cpu"}, "device and device_map are both given"),
-    (FROM_ID, {"pipeline_kwargs": {"top_k": 50}}, r"top_k=50 \(gamma and max_candidates"),
-    (FROM_ID, {"pipeline_kwargs": {"return_full_text": True}}, "answers do not repeat the prompt"),
-    (FROM_ID, {"pipeline_kwargs": {"alpha": 1.0}, "alpha": 2.0}, "alpha is given in pipeline_kwargs and elsewhere too"),
-    (FROM_ID, {"model": "other"}, "model and model_id are the same option"),
-    (FROM_ID, {"alhpa": 1.0}, "did you mean 'alpha'"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "options", "message"), [(kind, *row) for kinds, *row in BAD for kind in kinds])
 def test_bad_options_of_a_constructor(kind: Any, options: dict[str, Any], message: str, quick: CocoaEngine) -> None:
     with pytest.raises(ConfigError, match=message):
-        kind(**({} if kind in FROM_ID else {"engine": quick}) | options)
+        kind(**{"engine": quick, **options})
 
 
 @pytest.mark.parametrize(
@@ -534,34 +523,3 @@ def test_the_method_sample_takes_top_p_and_top_k(quick: CocoaEngine) -> None:
 def completed(model: Any, **options: Any) -> str:
     answer = model.complete("Hi", **options) if isinstance(model, CocoaLLM) else model.invoke("Hi", **options)
     return answer if isinstance(answer, str) else str(answer.text)
-
-
-@each_model
-def test_from_model_id_is_the_constructor(kind: Any) -> None:
-    made = kind.from_model_id(
-        model_id="org/name",
-        task="text-generation",
-        device=0,
-        model_kwargs={"torch_dtype": "bfloat16", "trust_remote_code": True, "attn_implementation": "eager"},
-        pipeline_kwargs={"max_new_tokens": 7, "do_sample": True, "top_p": 1.0, "return_full_text": False},
-        alpha=1.0,
-    )
-    assert made == kind(
-        model="org/name",
-        device_map="cuda:0",
-        dtype="bfloat16",
-        trust_remote_code=True,
-        model_kwargs={"attn_implementation": "eager"},
-        max_tokens=7,
-        temperature=1.0,
-        alpha=1.0,
-    )
-    assert kind.from_model_id("org/name") == kind(model="org/name")
-    assert kind.from_model_id("org/name", device=-1).device_map == "cpu"
-    assert kind.from_model_id("org/name", device="cuda:1").device_map == "cuda:1"
-    assert kind.from_model_id("org/name", device_map="auto").device_map == "auto"
-    assert kind.from_model_id("org/name").device_map == kind(model="org/name").device_map == "auto"
-    assert kind.from_model_id("org/name", device_map=None).device_map is None  # the CPU
-    greedy = kind.from_model_id("org/name", pipeline_kwargs={"do_sample": False, "temperature": 0.7})
-    assert greedy.temperature == 0
-    assert LangChainLLM.from_model_id("org/name", batch_size=2).batch_size == 2

@@ -114,7 +114,7 @@ import asyncio, gc, json, os, signal, sys, threading, weakref
 import torch
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
-from cocoa_integrations._shared.workers import in_worker
+from cocoa_integrations._shared.engines import in_worker
 from cocoa_engine.model.light_model import import_model_classes
 
 import_model_classes()  # or torchao writes to stderr when the tests' models are made

@@ -15,7 +15,7 @@ from llama_index.core.llms import ChatMessage
 from tokenizers import processors
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
-from cocoa_engine.decoding.result_builder import LONGEST, LOOP, is_loop
+from cocoa_engine.decoding.task import LONGEST, LOOP, is_loop
 from cocoa_engine.report import RiskReport
 from cocoa_integrations import langchain, llama_index
 from cocoa_integrations._shared.logprobs import TokenLogprobs

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 import pytest
 
 from cocoa_engine import Runtime
-from cocoa_integrations._shared.workers import AsyncStream, in_worker
+from cocoa_integrations._shared.engines import AsyncStream, in_worker
 
 
 class Runs:

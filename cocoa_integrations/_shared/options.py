@@ -1,13 +1,13 @@
-"""The options of the chat template, and what the rendered prompt says about reasoning."""
+"""Options that adapters share: decode settings, those of the chat template, and those that are refused."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, create_model, field_validator
 
-from cocoa_engine import CocoaEngine, ConfigError, PromptError
-from cocoa_engine.errors import ChatTemplateError
+from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, PromptError
+from cocoa_engine.errors import ChatTemplateError, ConfigError, unknown
 from cocoa_engine.integration import require_unicode
 from cocoa_integrations._shared.reasoning import OPENING, ReasoningTags
 
@@ -200,3 +200,166 @@ def ends_inside_reasoning(
 def text_ends_inside_reasoning(prompt: str) -> bool:
     """Whether a prompt that no chat template rendered ends with the opening tag."""
     return prompt.rstrip().endswith(OPENING)
+
+
+_COMPETE = "gamma and max_candidates set which tokens compete"
+_SAMPLING = f"{_COMPETE}; only method='sample' takes it"
+_SAMPLE_AGAIN = "call again with a temperature above 0"
+_REPETITION = "give repetition_penalty"
+_PROCESSOR = "give logits_processor"
+_STOP = "give stop"
+
+INSTEAD = {
+    "top_k": _SAMPLING,
+    "top_p": _SAMPLING,
+    "min_p": "gamma is such a threshold: a token competes if its probability is at least gamma times the highest",
+    "typical_p": _COMPETE,
+    "do_sample": "give temperature: 0 decodes greedily, and a value above 0 samples",
+    "n": _SAMPLE_AGAIN,
+    "num_return_sequences": _SAMPLE_AGAIN,
+    "best_of": "it compares candidate spans instead, see max_candidates",
+    "num_beams": "it searches candidate spans instead, see max_candidates and max_span_tokens",
+    "presence_penalty": _REPETITION,
+    "frequency_penalty": _REPETITION,
+    "logit_bias": _PROCESSOR,
+    "no_repeat_ngram_size": _PROCESSOR,
+    "bad_words_ids": _PROCESSOR,
+    "suppress_tokens": _PROCESSOR,
+    "max_length": "give max_new_tokens",
+    "max_completion_tokens": "give max_new_tokens",
+    "max_output_tokens": "give max_new_tokens",
+    "stop_sequences": _STOP,
+    "stop_strings": _STOP,
+    "eos_token_id": "give stopping_criteria, or stop with the text of the token",
+    "functions": "give tools and tool_choice",
+    "function_call": "give tools and tool_choice",
+    "model_id": "give model",
+    "pipeline": "give engine=CocoaEngine(pipeline.model, pipeline.tokenizer), or model and its loading options",
+    "pipeline_kwargs": "give the decode settings themselves, such as max_new_tokens",
+}
+"""By the name of the option. An adapter may support some of them."""
+
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "top_k": (0,),
+    "top_p": (1,),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "n": (1,),
+    "num_return_sequences": (1,),
+    "best_of": (1,),
+    "num_beams": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "use_cache": (True,),
+}
+"""By the name of the option, the values that have no effect. They are accepted, and so is ``None``."""
+
+
+def is_without_effect(name: str, value: Any) -> bool:
+    """Whether an option asks for what happens anyway."""
+    return value is None or value in WITHOUT_EFFECT.get(name, ())
+
+
+def refused(options: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
+    """The message that refuses options; ``reasons`` says for each of them what to do instead."""
+    by_reason: dict[str, list[str]] = {}
+    for name, value in options.items():
+        by_reason.setdefault(reasons[name], []).append(f"{name}={value!r}")
+    listed = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
+    return f"not supported by CoCoA decoding, leave out: {listed}."
+
+
+def refuse_unsupported(options: Mapping[str, Any], *, what: str) -> dict[str, Any]:
+    """The options without those of other models, which are refused unless they have no effect."""
+    foreign = {name: value for name, value in options.items() if name in INSTEAD or name in WITHOUT_EFFECT}
+    if effective := {name: value for name, value in foreign.items() if not is_without_effect(name, value)}:
+        reasons = {name: INSTEAD.get(name, "the key-value cache is always used") for name in effective}
+        raise ConfigError(f"{what}: {refused(effective, reasons)}")
+    return {name: value for name, value in options.items() if name not in foreign}
+
+
+OF_SAMPLING = ("top_k", "top_p")
+"""Settings that are options of other models unless the method samples tokens."""
+
+SYNONYMS = {"max_tokens": "max_new_tokens"}
+"""Other names of settings, from the frameworks."""
+
+FIELD_SYNONYMS = {"model": "model_name", **SYNONYMS}
+"""Other names of fields."""
+
+
+def split_settings(options: Mapping[str, Any], method: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split keyword arguments into decode settings, with synonyms resolved, and the rest.
+
+    A setting that is ``None`` is dropped, unless ``None`` is its default. If the current method is given, ``top_k``
+    and ``top_p`` belong to the rest unless that method, or the one that the arguments name, samples tokens.
+    """
+    used = METHODS.get(str(options.get("method") or method))
+    refused = () if method is None or (used is not None and used.samples) else OF_SAMPLING
+    settings: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
+    for name, value in options.items():
+        setting = SYNONYMS.get(name, name)
+        if setting not in CocoaConfig.model_fields or setting in refused:
+            rest[name] = value
+        elif value is None and CocoaConfig.model_fields[setting].default is not None:
+            continue
+        elif setting in settings and settings[setting] != value:
+            raise ConfigError(f"{setting} is given twice: {settings[setting]!r} and, as {name}, {value!r}")
+        else:
+            settings[setting] = value
+    return settings, rest
+
+
+def refuse_unknown(options: Iterable[str], names: Iterable[str], *, what: str) -> None:
+    """Refuse names that are neither known options nor settings, and name the closest known one."""
+    names = sorted({*names, *CocoaConfig.model_fields, *SYNONYMS})
+    if not_known := [name for name in options if name not in names]:
+        raise ConfigError(f"{what}: {unknown(not_known, names, what='option')}")
+
+
+if TYPE_CHECKING:  # type checkers and editors see the fields themselves
+
+    class DecodeSettings(CocoaConfig):
+        """The settings of :class:`~cocoa_engine.CocoaConfig` as fields of an adapter."""
+
+        model_config = ConfigDict(frozen=False)
+
+else:
+    DecodeSettings = create_model(
+        "DecodeSettings",
+        __doc__="The settings of CocoaConfig as fields of an adapter. CocoaConfig validates their values.",
+        __base__=BaseModel,
+        **{
+            name: (SkipValidation[field.annotation], Field(default=field.default, description=field.description))
+            for name, field in CocoaConfig.model_fields.items()
+        },
+    )
+
+
+def fields_of(source: DecodeSettings | CocoaConfig) -> dict[str, Any]:
+    """The decode settings of an adapter, or those that were set in a config, by name."""
+    names = source.model_fields_set if isinstance(source, CocoaConfig) else CocoaConfig.model_fields
+    return {name: getattr(source, name) for name in CocoaConfig.model_fields if name in names}
+
+
+def config_of(adapter: DecodeSettings) -> CocoaConfig:
+    """The decode settings of an adapter, validated. With a model at a server, those that are ``None`` are not set."""
+    fields = fields_of(adapter)
+    if getattr(adapter, "base_url", None) is not None:
+        fields = {name: value for name, value in fields.items() if value is not None}
+    return CocoaConfig(**fields)
+
+
+def updated(config: CocoaConfig, settings: Mapping[str, Any]) -> CocoaConfig:
+    """A copy with some settings changed. What was not set in the config is not set in the copy, either."""
+    return CocoaConfig(**{**{name: getattr(config, name) for name in config.model_fields_set}, **settings})
+
+
+def set_config(adapter: DecodeSettings, config: CocoaConfig) -> None:
+    """Set all decode settings of an adapter."""
+    if not isinstance(config, CocoaConfig):
+        raise ConfigError(f"config takes a CocoaConfig, not {type(config).__name__}")
+    for name in CocoaConfig.model_fields:
+        setattr(adapter, name, getattr(config, name))

@@ -19,7 +19,8 @@ from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.session import ModelInfo, Session
 from cocoa_engine.interruptions import Cancellation
 from cocoa_engine.model.blocks import BlockTensor
-from cocoa_engine.model.generation_config import Criteria, Processors, eos_token_ids
+from cocoa_engine.model.callables import Criteria, Processors
+from cocoa_engine.model.generation_config import eos_token_ids
 from cocoa_engine.model.load_options import DeviceMap
 from cocoa_engine.model.prompts import (
     Messages,

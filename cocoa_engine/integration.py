@@ -11,7 +11,7 @@ from cocoa_engine.confined import run as run_confined
 from cocoa_engine.decoding.matchers import unenforced_here, written
 from cocoa_engine.errors import need, safe_logger, short_repr, shortened
 from cocoa_engine.interruptions import free_in_child
-from cocoa_engine.model.generation_config import Criterion, Processor
+from cocoa_engine.model.callables import Criterion, Processor
 from cocoa_engine.model.load_options import (
     ACCESS_OPTIONS,
     MODEL_NAME,
@@ -21,7 +21,7 @@ from cocoa_engine.model.load_options import (
     changed_options,
     loading_arguments,
 )
-from cocoa_engine.model.tokenizer import block_text, require_unicode
+from cocoa_engine.model.text import block_text, require_unicode
 from cocoa_engine.risk.clauses import clauses, marked_stretches, open_block, open_inline
 from cocoa_engine.risk.words import is_unspaced
 

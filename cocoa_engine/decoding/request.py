@@ -19,15 +19,8 @@ from cocoa_engine.execution.session import Session
 from cocoa_engine.interruptions import Cancellation, at_work
 from cocoa_engine.methods import METHODS, SamplingMethod
 from cocoa_engine.methods.retrieval_heads import source_heads
-from cocoa_engine.model.generation_config import (
-    Criteria,
-    Criterion,
-    Processor,
-    Processors,
-    eos_token_ids,
-    logits_processors,
-    stop_texts,
-)
+from cocoa_engine.model.callables import Criteria, Criterion, Processor, Processors
+from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts
 from cocoa_engine.model.language_model import CaptureSpec, LanguageModel
 from cocoa_engine.model.prompts import ChatTokens, Prompt, Source, passage_positions, prompt_ids, require_room
 from cocoa_engine.risk import RiskCalibrator

@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from cocoa_engine.model.light_model import LightModel
 
 
-Processor = Callable[..., "Tensor"]
-"""Called as ``(ids [1, t], logits [1, V])``; returns logits ``[1, V]``."""
-
-Criterion = Callable[..., "bool | Tensor"]
-"""Called as ``(ids [1, t], None)``; whether the text ends, as a bool or a bool tensor."""
-
-Processors = Processor | Sequence[Processor] | None
-Criteria = Criterion | Sequence[Criterion] | None
-
-
 _NAME = "the generation config"
 
 _NEED_EOS = {"min_length", "min_new_tokens", "exponential_decay_length_penalty"}

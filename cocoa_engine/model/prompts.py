@@ -9,7 +9,8 @@ from typing_extensions import TypeIs
 
 from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError, shortened
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.model.tokenizer import Detokenizer, Tokens, decoded, require_unicode
+from cocoa_engine.model.text import require_unicode
+from cocoa_engine.model.tokenizer import Detokenizer, Tokens, decoded
 
 Prompt = str | Sequence[int]
 """Text, to which the tokenizer adds its special tokens, or token ids, which are used unchanged."""

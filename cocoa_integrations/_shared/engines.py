@@ -12,10 +12,10 @@ import hashlib
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
 from typing_extensions import Self
@@ -297,3 +297,25 @@ def _model_settings(engine: CocoaEngine) -> str:
 def _digest(model_settings: str, engine: CocoaEngine) -> str:
     calibrator = None if engine.calibrator is None else engine.calibrator.model_dump_json()
     return hashlib.sha256(repr((model_settings, calibrator)).encode()).hexdigest()
+
+
+def closed_at_exit(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Close the generator that a method returns when the process ends.
+
+    Otherwise Python closes it after it has cleared the modules that a framework's generator uses on closing, and prints
+    a traceback.
+    """
+
+    def close(generator: weakref.ref[Generator[Any, Any, Any]]) -> None:
+        if (alive := generator()) is not None:
+            with suppress(ValueError):  # a thread runs it
+                alive.close()
+
+    @wraps(method)
+    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        made = method(*args, **kwargs)
+        if isinstance(made, Generator):
+            weakref.finalize(made, close, weakref.ref(made))
+        return made
+
+    return wrapped

@@ -30,6 +30,7 @@ from torch import nn
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError
 from cocoa_engine.integration import require_unicode, safe_logger
+from cocoa_integrations._shared.engines import closed_at_exit
 from cocoa_integrations._shared.options import (
     config_of,
     fields_of,
@@ -243,6 +244,7 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
         """
         return self._completion(prompt, formatted, kwargs, streamed=False).answer()
 
+    @closed_at_exit
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Like :meth:`complete`, with one chunk for each span as soon as it is decided."""
@@ -280,6 +282,7 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
         """
         return self._conversation(messages, kwargs, streamed=False).answer()
 
+    @closed_at_exit
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Like :meth:`chat`, with one chunk for each span as soon as it is decided."""

@@ -35,7 +35,7 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms import ChatMessage
 
 from cocoa_engine import CocoaEngine, PromptError
-from cocoa_engine.model.tokenizer import TEXT_BLOCKS
+from cocoa_engine.model.text import TEXT_BLOCKS
 from cocoa_integrations.langchain import ChatCocoa
 from cocoa_integrations.langchain.messages import CALL_BLOCKS, REASONING_BLOCKS, to_chat
 from cocoa_integrations.llama_index import CocoaLLM

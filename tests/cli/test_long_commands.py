@@ -4,8 +4,6 @@ An interrupted measurement says what it kept, and gives what it would have given
 until the same command has ended. Progress is lines on stderr, or one bar for all stages where that is a terminal.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

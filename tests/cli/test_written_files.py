@@ -1,7 +1,5 @@
 """What commands leave behind: whole files or none, nothing overwritten by accident, and a note after Ctrl-C."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """One continuous batch for all callers: shared passes, single results, and nothing left behind."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

@@ -1,7 +1,5 @@
 """Random models of several families in GGUF files, with the names of the ``gguf`` package and llama.cpp's layouts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType

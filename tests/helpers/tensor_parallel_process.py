@@ -5,8 +5,6 @@ python tests/helpers/tensor_parallel_process.py CHECKPOINT OUT
 As ``torchrun --nproc-per-node 2 --standalone`` it starts two processes, but they share the time that imports take.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """What is imported is declared, an optional import names its extra, and without a package nothing else fails."""
 
-from __future__ import annotations
-
 import ast
 import logging
 import re

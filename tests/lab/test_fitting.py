@@ -1,7 +1,5 @@
 """Fitting and applying a calibrator, also on what a model makes itself of invented passages."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

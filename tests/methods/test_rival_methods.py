@@ -1,7 +1,5 @@
 """DoLa, DeCoRe and Diver: the engine's decode and scores are those of naive programs made from the formulas."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every key of GGUF's metadata changes the model as it says, is proven to have no effect, or is refused by its name."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figures, and the curve of a span's layers: what the MLDS of a span are means of."""
 
-from __future__ import annotations
-
 import io
 import sys
 from typing import Any

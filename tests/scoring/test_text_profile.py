@@ -1,7 +1,5 @@
 """Profiles of given texts: the engine's own figures, under every choice of layers, cut into spans as wished."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

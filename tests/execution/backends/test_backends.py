@@ -1,7 +1,5 @@
 """Which way branches are run on which architecture, and that every way gives the same results."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import logging

@@ -17,8 +17,6 @@ They are for chat models; there are none for text models. Every capability that 
 ``_LEFT_OUT`` has the tests that take long and show nothing of HTTP: they do not run behind a server.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Query and chat engines that report, mark and cite what they answer, in every response mode and around each other."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 Schemas that are slow to compile, too long for the model, or cannot be looked at, as a client sees them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

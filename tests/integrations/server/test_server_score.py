@@ -1,7 +1,5 @@
 """The risk of given texts, and what the server says of itself."""
 
-from __future__ import annotations
-
 import asyncio
 import platform
 import threading

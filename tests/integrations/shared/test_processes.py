@@ -1,7 +1,5 @@
 """Forks and exits: a child may use no engine of its parent but its own, and open streams do not disturb an end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The models of a server give what the same models in this process give, in both adapters."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle

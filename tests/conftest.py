@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # the process that only hands the tests out waits for neither
     from cocoa_engine import CocoaEngine
 
 pytest.register_assert_rewrite("tests.helpers")
-settings.register_profile("cocoa", deadline=None, derandomize=True)  # a slow machine is no failure
+# a slow machine is no failure; the examples are the same in every run, so that more of them would find nothing later
+settings.register_profile("cocoa", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("cocoa")
 gc.disable()  # while the tests are imported: it would take a third of the time
 with contextlib.suppress(ImportError):

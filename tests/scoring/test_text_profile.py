@@ -32,7 +32,6 @@ def record(text: str, *parts: tuple[int, int], id: str = "1", label: bool | None
     return LabelledText(id, PROMPT, text, "?", label, tuple(LabelledSpan(*part) for part in parts), PROMPT)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2", "mamba", "opt", None])
 def test_the_engines_figures(architecture: str | None, engine: CocoaEngine) -> None:
     engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer()) if architecture else engine

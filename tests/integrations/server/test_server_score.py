@@ -68,7 +68,6 @@ async def test_many_texts_after_one_prompt(tiny: Speaker, divide: bool) -> None:
 MESSAGES = [{"role": "user", "content": PROMPT}]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body", "name"),
     [

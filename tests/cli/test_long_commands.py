@@ -480,7 +480,7 @@ def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     at = Stage.at
 
     def slow(stage: Stage, done: int, total: int) -> None:
-        time.sleep(0.03)
+        time.sleep(0.015)
         at(stage, done, total)
 
     monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0.01)

@@ -46,7 +46,7 @@ ROUTES: dict[type[DecodingRequest], tuple[str, dict[str, Any]]] = {
     ScoreRequest: ("/v1/cocoa/score", {"prompt": "Hi", "text": "you"}),
 }
 SURROGATE = '"\\ud800"'
-ELEMENTS = ["1", "-1.5e9", "null", "[]", "{}", '"a"', "[1]", '{"role":"user"}', "NaN", SURROGATE]
+ELEMENTS = ["1", "[]", "{}", '"a"', "[1]", '{"role":"user"}', "NaN", SURROGATE]
 
 
 def collections(schema: dict[str, Any], whole: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test waits for a hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -17,18 +18,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
-import torch
 from hypothesis import settings
 
-from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.cli import measured
-from cocoa_engine.model import gguf_tokenizer
-from cocoa_engine.model.load_options import find_embedded_file
+if TYPE_CHECKING:  # the process that only hands the tests out waits for neither torch nor the package
+    from cocoa_engine import CocoaEngine
 
 pytest.register_assert_rewrite("tests.helpers")
-settings.register_profile("cocoa", deadline=None, derandomize=True)  # a slow machine is no failure
+# a slow machine is no failure; the examples are the same in every run, and `make fuzz` tries more
+settings.register_profile("cocoa", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("cocoa")
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+gc.disable()  # while the tests are imported: it would take a third of the time
 with contextlib.suppress(ImportError):
     from absl import logging as absl_logging
 
@@ -39,6 +38,9 @@ with contextlib.suppress(ImportError):
 @pytest.fixture(scope="session", autouse=True)
 def cache_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What is made of the tests' random GGUF files, and what interrupted commands leave, is not kept beyond the run."""
+    from cocoa_engine.cli import measured
+    from cocoa_engine.model import gguf_tokenizer
+
     gguf_tokenizer.FOLDER = str(tmp_path_factory.mktemp("gguf"))
     measured.FOLDER = str(tmp_path_factory.mktemp("unfinished"))
 
@@ -46,6 +48,8 @@ def cache_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def float32_engine() -> CocoaEngine:
     """The embedded SmolLM2-135M-Instruct in float32, for what is compared with other programs or depends on kernels."""
+    from cocoa_engine import CocoaEngine, Runtime
+
     return CocoaEngine.from_pretrained(runtime=Runtime(weights="float32"), device_map=None)
 
 
@@ -58,6 +62,9 @@ def engine(block_engine: CocoaEngine) -> CocoaEngine:
 @pytest.fixture(scope="session")
 def block_engine() -> CocoaEngine:
     """The same model with its weights in the blocks of its file. It decodes twice as fast."""
+    from cocoa_engine import CocoaEngine
+    from cocoa_engine.model.load_options import find_embedded_file
+
     assert find_embedded_file() is not None, "make .venv/.demo installs the embedded model"
     return CocoaEngine.from_pretrained(device_map=None)
 
@@ -74,6 +81,7 @@ def pytest_collection_finish() -> None:
     """What was imported stays: it is not looked through again by each collection of garbage."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -1,7 +1,5 @@
 """Rules that the tests themselves keep, read off their syntax trees."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable
 from functools import cache

@@ -1,7 +1,5 @@
 """The equations: middle window, dis, ConMLDS, fMLDS and the scores, as pure functions."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import get_args

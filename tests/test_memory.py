@@ -1,7 +1,5 @@
 """Python's garbage collector during imports, and memory that was freed."""
 
-from __future__ import annotations
-
 import gc
 import platform
 from collections.abc import Iterator

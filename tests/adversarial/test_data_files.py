@@ -1,7 +1,5 @@
 """Any bytes in a data file end in a value or in one short error of the package."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

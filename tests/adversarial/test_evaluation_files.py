@@ -1,7 +1,5 @@
 """The data of an evaluation, and the files of its folder, changed by hand: a value, or one short error."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from pathlib import Path

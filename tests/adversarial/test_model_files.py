@@ -1,7 +1,5 @@
 """Calibrators, heads, GGUF, configs and the package's own caches: any bytes end in an object or in one short error."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Prompts and JSON schemas of any form, and threads that fail: an answer, or one short error for those alone."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import random

@@ -1,7 +1,5 @@
 """What a model wrote stays text in every rendering: no markup, no script, no terminal codes, no reversed text."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

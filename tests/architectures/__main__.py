@@ -5,8 +5,6 @@
 With names only these are compared, and nothing is written.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -4,8 +4,6 @@ The default configuration of an architecture is shrunk field by field: fields of
 architectures. The few that need more are in :data:`SPECIAL`.
 """
 
-from __future__ import annotations
-
 from types import MappingProxyType
 from typing import Any
 

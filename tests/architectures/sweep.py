@@ -1,7 +1,5 @@
 """Compares the engine with the tests' naive reference on a small model of one architecture."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The comparison of all architectures (``make architectures``), on a few of them, and what it would say of faults."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

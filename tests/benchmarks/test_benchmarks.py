@@ -1,7 +1,5 @@
 """The benchmark suite, its report, the GPU measurement on a tiny model, and the client of a server under load."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

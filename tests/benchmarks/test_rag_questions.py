@@ -1,7 +1,5 @@
 """The questions about passages that do not answer them: how they are made, and the grader on real answers."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from itertools import islice

@@ -1,7 +1,5 @@
 """The command line in this process, on the model that the other tests use or on a tiny one."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

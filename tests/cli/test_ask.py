@@ -1,7 +1,5 @@
 """``cocoa ask`` and ``cocoa compare``, and the pages that they write."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

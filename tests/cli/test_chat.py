@@ -1,7 +1,5 @@
 """``cocoa chat``, piped and in a terminal."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Callable, Iterator, Sequence

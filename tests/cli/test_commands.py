@@ -1,7 +1,5 @@
 """``cocoa score`` of texts and of rows, ``cocoa info``, ``cocoa bench``, the command as a process, and bad input."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import shlex

@@ -4,8 +4,6 @@ An interrupted measurement says what it kept, and gives what it would have given
 until the same command has ended. Progress is lines on stderr, or one bar for all stages where that is a terminal.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import json
@@ -480,7 +478,7 @@ def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     at = Stage.at
 
     def slow(stage: Stage, done: int, total: int) -> None:
-        time.sleep(0.03)
+        time.sleep(0.015)
         at(stage, done, total)
 
     monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0.01)

@@ -1,7 +1,5 @@
 """``cocoa signal``, ``calibrate`` and ``threshold``, on the real model and answers of known truth."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

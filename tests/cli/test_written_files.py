@@ -1,7 +1,5 @@
 """What commands leave behind: whole files or none, nothing overwritten by accident, and a note after Ctrl-C."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -190,7 +188,6 @@ def held(file: Path) -> Iterator[None]:
         other.join(60)
 
 
-@pytest.mark.slow
 def test_two_processes_do_not_write_one_file(
     cocoa: Cocoa, loads: list[Any], data: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -275,7 +272,6 @@ def test_ctrl_c_keeps_the_spans_so_far(cocoa: Cocoa, tmp_path: Path, json_output
     assert not page.exists()
 
 
-@pytest.mark.slow
 def test_the_model_is_an_option_and_an_argument(cocoa: Cocoa, loads: list[Any]) -> None:
     for arguments in (
         ("info", "a"),
@@ -305,7 +301,6 @@ def test_a_fit_that_is_worth_nothing_is_said() -> None:
     assert "ranks but is not calibrated here" in verdict(elsewhere, "answer").sentence
 
 
-@pytest.mark.slow
 def test_strict_calibration_exits_with_1(cocoa: Cocoa, tmp_path: Path, engine: CocoaEngine) -> None:
     """The labels have nothing to do with the texts."""
     rows = [
@@ -443,7 +438,6 @@ def test_the_standard_output_and_descriptors_are_written_wherever_they_lead(tmp_
             assert pipe.read() == b"text"
 
 
-@pytest.mark.slow
 @posix
 def test_rows_are_scored_into_a_pipe(cocoa: Cocoa, data: dict[str, Path], pipe: Path, tmp_path: Path) -> None:
     with read_to_its_end(pipe) as read:

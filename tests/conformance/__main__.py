@@ -3,8 +3,6 @@
 A suite is a function that returns what passed in a few words.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import subprocess

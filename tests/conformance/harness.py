@@ -1,7 +1,5 @@
 """lm-evaluation-harness over HTTP gives what its model ``cocoa`` gives in one process."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """JSON-Schema-Test-Suite: an answer with any of its schemas validates, or the request or the answer is refused."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -3,8 +3,6 @@
 The rendered templates are compared with transformers' own rendering of them.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Calls as the chat templates of llama.cpp render them, read back whole and token by token."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

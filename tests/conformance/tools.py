@@ -1,7 +1,5 @@
 """What the suites share: a server of their own, the sources of packages, and runs of pytest."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

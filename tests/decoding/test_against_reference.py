@@ -3,8 +3,6 @@
 ``gamma = 1`` and ``method="greedy"`` are plain greedy decoding: ``model.generate(do_sample=False)`` to the token.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Where answers end: by stops and ``max_new_tokens``, which only cut, and by rules for candidates of unequal length."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

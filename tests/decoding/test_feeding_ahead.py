@@ -1,7 +1,5 @@
 """Tokens fed ahead (guesses by prompt lookup, a leading branch's continuation) change what it costs, nothing else."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any

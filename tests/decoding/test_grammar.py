@@ -1,7 +1,5 @@
 """Grammars: every answer fits, whichever way it is decoded, and each request keeps its own place."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

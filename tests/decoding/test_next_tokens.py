@@ -1,7 +1,5 @@
 """Next-token distributions: entropies, margins, ties, overflow, and ``top_logprobs`` against plain forward passes."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

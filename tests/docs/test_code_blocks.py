@@ -1,7 +1,5 @@
 """The code on the pages works: Python runs, commands and their options exist."""
 
-from __future__ import annotations
-
 import builtins
 import gc
 import importlib.util

@@ -3,8 +3,6 @@
 Where an example in a docstring shows output, it is compared. The examples of the adapters are run beside their tests.
 """
 
-from __future__ import annotations
-
 import ast
 import doctest
 import gc

@@ -1,7 +1,5 @@
 """The pages hang together; the reference has all that the packages make public, and the keys that adapters attach."""
 
-from __future__ import annotations
-
 import json
 import pkgutil
 import re

@@ -1,7 +1,5 @@
 """The cache directory: what another user could have written to it, or could exchange in it, is not used."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

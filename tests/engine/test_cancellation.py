@@ -1,7 +1,5 @@
 """Calls whose caller has stopped waiting, or whose process ends: they feed nothing further and free all they held."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial

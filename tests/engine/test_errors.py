@@ -1,7 +1,5 @@
 """Bad input: one clear error of ours, before the model is run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """The engine's public contract on the real model, the consistency of sampled answers, and answers that stop early."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading

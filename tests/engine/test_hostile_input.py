@@ -1,7 +1,5 @@
 """Input that is broken on purpose: one short error of the package, before any work, without control characters."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """One continuous batch for all callers: shared passes, single results, and nothing left behind."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time
@@ -78,7 +76,7 @@ def test_many_threads_share_passes_and_get_what_each_gets_alone(architecture: st
     model, calls = tiny_model(architecture), varied_calls()
     assert len(calls) == 24
     # Mamba's cache is copied for every pass, and Falcon's takes one answer at a time
-    calls = calls[:: {"mamba": 5, "falcon": 2}.get(architecture, 1)]
+    calls = calls[:: 5 if architecture in ("mamba", "falcon") else 1]
     alone, shared = engine_of(model), engine_of(model, max_batch_size=4)
     shared.session.scheduler.patience = 100.0  # a pass of so small a model is over before others can come
     fast = architecture != "mamba"

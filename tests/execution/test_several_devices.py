@@ -1,7 +1,5 @@
 """A model in parts: shared by processes (tensor parallelism), or with layers on disk; and one with int8 weights."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Whether two answers are the same but for rounding and for what they cost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

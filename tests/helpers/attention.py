@@ -1,7 +1,5 @@
 """The attention of a model on its prompt, from its attention weights and from an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

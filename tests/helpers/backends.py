@@ -1,7 +1,5 @@
 """Backends made by hand, and what plain forward passes give in their place."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

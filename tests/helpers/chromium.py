@@ -1,7 +1,5 @@
 """The Chromium of this machine, for tests that look at pages."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

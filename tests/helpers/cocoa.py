@@ -1,7 +1,5 @@
 """The type of the fixtures that run the command line, and what becomes of a command."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from typer.testing import Result

@@ -1,7 +1,5 @@
 """What is found in a page, and what a terminal shows."""
 
-from __future__ import annotations
-
 import io
 from html.parser import HTMLParser
 

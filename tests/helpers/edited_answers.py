@@ -1,7 +1,5 @@
 """Random answers, and what holds of their reports after any steps that change their texts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Kernels that were compiled for another processor, called in a process of an emulator."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import struct
@@ -30,7 +28,7 @@ class EmulatedKernels:
         gc.freeze()  # older objects are not looked at: a call would take a second
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def __getattr__(self, name: str) -> _Function:
+    def __getattr__(self, name: str) -> "_Function":
         if not name.startswith("cocoa_"):
             raise AttributeError(name)
         function = _Function(self, name)
@@ -71,7 +69,7 @@ class _Function:
         return int(struct.unpack("=q", received[:8])[0])
 
 
-def _word(image: _Image, value: Any, kind: Any) -> bytes:
+def _word(image: "_Image", value: Any, kind: Any) -> bytes:
     if kind is ctypes.c_float:
         return struct.pack("=d", value)
     if kind is ctypes.c_char_p:

@@ -1,7 +1,5 @@
 """Engines of tiny models for tests of many calls at once, and prompts for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

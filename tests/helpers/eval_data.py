@@ -1,7 +1,5 @@
 """Questions for the evaluation tests, and what writes data files."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,8 +1,7 @@
 """Random models of several families in GGUF files, with the names of the ``gguf`` package and llama.cpp's layouts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -295,6 +294,9 @@ _PAIRED += (MODEL_ARCH.GRANITE, MODEL_ARCH.GRANITE_MOE, MODEL_ARCH.GRANITE_HYBRI
 _OFFSET = (MODEL_ARCH.GEMMA2, MODEL_ARCH.GEMMA3, MODEL_ARCH.NEMOTRON, MODEL_ARCH.QWEN35, MODEL_ARCH.QWEN35MOE)
 
 
+_tensor_names = cache(gguf.get_tensor_name_map)
+
+
 @torch.no_grad()
 def write_family(
     path: Path,
@@ -357,8 +359,8 @@ def write_family(
         writer.add_tensor(f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], dtype=np.float32))
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor.numpy())
-    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    dense = gguf.get_tensor_name_map(MODEL_ARCH.QWEN3, config.num_hidden_layers)  # layers without experts among others
+    names = _tensor_names(architecture, config.num_hidden_layers)
+    dense = _tensor_names(MODEL_ARCH.QWEN3, config.num_hidden_layers)  # layers without experts among others
     inner = getattr(config, "moe_intermediate_size", 0)
     stored = _STORED.get(architecture, lambda name, weight, config: None)
     weights = dict(model.named_parameters())

@@ -1,7 +1,5 @@
 """What the forward passes of an engine feed, seen from inside; the passes are real ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """How many hooks hang on a model."""
 
-from __future__ import annotations
-
 from torch import nn
 
 _LEFT_BY_TRANSFORMERS = "transformers.utils.output_capturing"  # after any output_hidden_states=True, for good

@@ -1,7 +1,5 @@
 """Calls run at the same time, each in a thread of its own."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence

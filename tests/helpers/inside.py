@@ -1,7 +1,5 @@
 """What no public name tells of an engine. Only this module reaches into one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from cocoa_engine import CocoaEngine

@@ -1,7 +1,5 @@
 """Ctrl-C in the middle of a command."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A chat model that judges by rule: what is tested is what becomes of a reply, not how good a judge is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

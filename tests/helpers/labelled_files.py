@@ -1,7 +1,5 @@
 """A small file of each format of labelled data. Those of DiaSumFact and XSum are abridged."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

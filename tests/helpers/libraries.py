@@ -1,7 +1,5 @@
 """Libraries of changed sources, a compiler for tests, and a process that remembers nothing of the kernels."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 

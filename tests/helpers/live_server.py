@@ -1,7 +1,5 @@
 """Apps on real sockets, and a client of one, in threads of this process."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import threading

@@ -1,7 +1,5 @@
 """A listener on LlamaIndex's events, a retriever, and a logits processor that scripts an answer."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

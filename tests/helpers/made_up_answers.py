@@ -1,7 +1,5 @@
 """Generations with figures of one's choice, for what no small model says on demand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from cocoa_engine import Candidate, CocoaConfig, Generation, RiskSource, Span, Usage

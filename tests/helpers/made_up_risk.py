@@ -1,7 +1,5 @@
 """Calibrators and spans with figures of one's choice."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Folders with tiny models, to be loaded by name, and calibrators that fit them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ The ordinary tests take few examples, the same in every run. ``make fuzz`` takes
 ``COCOA_FUZZ_EXAMPLES``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

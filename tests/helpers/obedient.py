@@ -1,7 +1,5 @@
 """A tiny model that says what a question asks it to say, and can be held in the middle of its answer."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The README, the pages under docs/, and the blocks of code in them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

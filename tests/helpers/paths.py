@@ -1,7 +1,5 @@
 """Folders of the repository."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Programs run in processes of their own, and a disk on which files cannot grow."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Logits processors and stopping criteria that call back into a test, and a request held back by one."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Varied prompts for the real model: what a user asks, plus shapes that are hard on a tokenizer or a cache."""
 
-from __future__ import annotations
-
 
 def chat(user: str, system: str = "You are a helpful AI assistant.") -> str:
     """One question in the ChatML format of the embedded model."""

@@ -1,7 +1,5 @@
 """A Ray cluster on this machine with two replicas of a tiny model, for tests of ``cocoa_integrations.ray``."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Callable, Iterator

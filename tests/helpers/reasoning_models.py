@@ -1,7 +1,5 @@
 """Tiny models with the chat templates of reasoning models, which say a given text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -70,7 +68,7 @@ class Says(LogitsProcessor):
         self._token_ids = engine.encode(text, add_special_tokens=False)
         self._end = engine.tokenizer.eos_token_id if ends else None
 
-    def for_prompt(self, prompt: Sequence[int]) -> Says:
+    def for_prompt(self, prompt: Sequence[int]) -> "Says":
         """The engine calls it for each request."""
         return type(self)(*self._made_of, len(prompt))
 

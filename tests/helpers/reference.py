@@ -8,8 +8,6 @@ It also records ``margin``: how near the nearest decision was to falling the oth
 differ where that is of the order of float32 rounding.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import math
@@ -90,7 +88,7 @@ class Branch:
     state: State  # after its last token
     end: End | None  # why the answer ends with it, if it does
 
-    def followed_by_nothing_yet(self) -> Branch:
+    def followed_by_nothing_yet(self) -> "Branch":
         """An empty branch that starts where this one ends."""
         return Branch([*self.before, *self.token_ids], [], [], [], self.state, self.end)
 

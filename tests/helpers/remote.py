@@ -1,7 +1,5 @@
 """A server in a thread of this process, for models that ask over HTTP."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

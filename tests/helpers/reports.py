@@ -1,7 +1,5 @@
 """Comparing the reports that callbacks collect, and those that come over HTTP, with those of answers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Settings of DoLa, DeCoRe and Diver for any model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

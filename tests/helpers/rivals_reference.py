@@ -1,7 +1,5 @@
 """Naive decoders of the rival methods, from their formulas: full forward passes, and hooks where heads are masked."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Tiny engines behind the server's app, requests to it in this process, and a gate before the forward passes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

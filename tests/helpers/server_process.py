@@ -1,7 +1,5 @@
 """Servers in processes of their own, all forked from one that has imported what they need."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import importlib

@@ -1,7 +1,5 @@
 """A value for every setting, none of them the default."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """OpenTelemetry SDKs that keep what they export in memory, and instrumentations that use them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """A nested schema for structured output, small enough for a model with random weights."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any, Literal

@@ -5,8 +5,6 @@ python tests/helpers/tensor_parallel_process.py CHECKPOINT OUT
 As ``torchrun --nproc-per-node 2 --standalone`` it starts two processes, but they share the time that imports take.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -29,14 +27,14 @@ def decoded(engine: CocoaEngine, *, whole: bool = True) -> list[Generation]:
     answer = engine.generate(PROMPTS[0], max_new_tokens=10)
     if not whole:
         return [answer]
-    with engine.stream(PROMPTS[1], max_new_tokens=6) as stream:
+    with engine.stream(PROMPTS[1], max_new_tokens=4) as stream:
         list(stream)
     assert stream.generation is not None
     return [
         answer,
-        *engine.generate_batch(PROMPTS, max_new_tokens=6),
+        *engine.generate_batch(PROMPTS, max_new_tokens=4),
         stream.generation,
-        engine.generate(PROMPTS[0], max_new_tokens=6, temperature=2.0, seed=1),
+        engine.generate(PROMPTS[0], max_new_tokens=4, temperature=2.0, seed=1),
         *engine.score(PROMPTS[0], TEXTS),
         engine.score(PROMPTS[0], TEXTS[1]),
     ]
@@ -49,7 +47,7 @@ def main(checkpoint: str, out: Path) -> None:
         parts = [weight for weight in engine.model.parameters() if isinstance(weight, DTensor)]
         found = {
             "answers": [answer.model_dump(mode="json") for answer in decoded(engine, whole=number == 0)],
-            "unseeded": engine.generate(PROMPTS[0], max_new_tokens=10, temperature=20.0).token_ids,
+            "unseeded": engine.generate(PROMPTS[0], max_new_tokens=4, temperature=20.0).token_ids,
             "halved": sum(2 * weight.to_local().numel() == weight.numel() for weight in parts),
             "hooks": hook_count(engine.model),
             "info": engine.info().model_dump(mode="json"),

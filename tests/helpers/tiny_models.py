@@ -4,8 +4,6 @@ The weights are scaled so that decoding is worth testing: several tokens compete
 layers disagree by different amounts from token to token, and an answer ends by itself now and then.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 ``make .venv/.dev`` runs this with the Python of the environment, before pip resolves the rest.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

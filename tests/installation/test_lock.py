@@ -1,7 +1,5 @@
 """``requirements-lock.txt`` has everything that ``make test`` installs, in the pinned versions, each with a hash."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -4,8 +4,6 @@
 pins of constraints.txt and reports which files it would install; nothing is installed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

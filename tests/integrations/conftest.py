@@ -1,7 +1,5 @@
 """Small data files of every evaluation task, written by hand. Models behind a server."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

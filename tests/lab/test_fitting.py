@@ -1,7 +1,5 @@
 """Fitting and applying a calibrator, also on what a model makes itself of invented passages."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -450,7 +448,6 @@ def test_rounds_go_on_while_the_auroc_changes() -> None:
     assert until_steady(iter(rounds)) is rounds[-1]
 
 
-@pytest.mark.slow
 def test_fitting_on_the_models_own_answers(engine: CocoaEngine) -> None:
     config, settings = CocoaConfig(max_new_tokens=10), FitSettings(draws=20, folds=2)
     fitted = fit_self_made(engine, count=30, config=config, settings=settings)

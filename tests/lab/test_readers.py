@@ -1,7 +1,5 @@
 """Readers of labelled sets: what they make of a file, and what they say of a bad one."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

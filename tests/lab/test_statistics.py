@@ -1,7 +1,5 @@
 """Rankings, the bootstrap and the paired test against scikit-learn, scipy and sums by hand; thresholds and times."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from itertools import pairwise

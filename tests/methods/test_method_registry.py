@@ -1,7 +1,5 @@
 """The registry of decoding methods: `MethodName`, the files of `cocoa_engine.methods` and `METHODS` agree."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib import import_module

@@ -1,8 +1,8 @@
 """DoLa, DeCoRe and Diver: the engine's decode and scores are those of naive programs made from the formulas."""
 
-from __future__ import annotations
-
 import threading
+from bisect import bisect_left
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,12 @@ def prompts(count: int, shortest: int = 3, seed: int = 5) -> list[list[int]]:
     return [torch.randint(20, VOCAB_SIZE, (shortest + 4 * n,), generator=generator).tolist() for n in range(count)]
 
 
+@cache
+def passes_of(architecture: str, tied: bool) -> FullForward:
+    """Of a model that no test changes: many settings walk the same sequences."""
+    return FullForward(tiny_model(architecture, seed=1, tie_word_embeddings=tied))
+
+
 BOTH: list[dict[str, Any]] = [{}, {"final_layer": "pre_norm", "span_log_prob": "mean", "metric": "con_mlds"}]
 
 
@@ -75,14 +81,14 @@ def test_tiny_models_decode_and_score_as_the_formula_says(
     """Alone, in batches, as streams and without guesses; settings change something. Diver reads back in pieces."""
     settings = {**settings}
     tied, forward = settings.pop("tied", False), settings.pop("forward", "auto")
-    model, tokenizer = tiny_model(architecture, seed=1, tie_word_embeddings=tied), tiny_tokenizer()
+    full, tokenizer = passes_of(architecture, tied), tiny_tokenizer()
+    model = full.model
     engine, without_drafts = (
         CocoaEngine(model, tokenizer, runtime=Runtime(forward=forward, prefix_cache_mb=0, draft_tokens=count))
         for count in (4, 0)
     )
     default = config_of(method, model, tmp_path, max_new_tokens=8, max_span_tokens=4)
     config = default.replace(**settings)
-    full = FullForward(model)
     reference = reference_of(method, full, tokenizer, config)
     checked = others = 0
     *asked, longer = [[9], *prompts(5)]
@@ -111,9 +117,15 @@ def test_tiny_models_decode_and_score_as_the_formula_says(
             assert_alike(engine.score(prompt, text, config=config), scored)
 
 
+@pytest.fixture(scope="module")
+def full(float32_engine: CocoaEngine) -> FullForward:
+    return FullForward(float32_engine.model)
+
+
 @pytest.mark.parametrize("method", RIVALS)
-def test_the_real_model_decodes_as_the_formula_says(float32_engine: CocoaEngine, method: str, tmp_path: Path) -> None:
-    full = FullForward(float32_engine.model)
+def test_the_real_model_decodes_as_the_formula_says(
+    float32_engine: CocoaEngine, full: FullForward, method: str, tmp_path: Path
+) -> None:
     config = config_of(method, float32_engine.model, tmp_path, max_new_tokens=4, max_candidates=3, max_span_tokens=3)
     reference = reference_of(method, full, float32_engine.tokenizer, config)
     prompt = float32_engine.encode(PROMPTS["story"])
@@ -168,32 +180,37 @@ def test_bad_settings(engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.M
         tiny.score([5] * 256, [6], method="diver")
 
 
-def copied(engine: CocoaEngine, prompt: list[int], answer: list[int], sentence: str) -> tuple[float, torch.Tensor]:
-    """The share of a sentence's tokens that the model predicts, and what each head copies of them, ``[L, heads]``.
+def copied(
+    engine: CocoaEngine, prompt: list[int], answer: list[int], sentences: list[str]
+) -> list[tuple[float, torch.Tensor]]:
+    """The share of each sentence's tokens that the model predicts, and what each head copies of them, ``[L, heads]``.
 
     1 / n for each of n tokens that is predicted where the head attends to most to the same token of the sentence in the
     prompt, by the attention weights of plain transformers.
     """
 
-    def tokens_of(token_ids: list[int]) -> range:
-        end = next(n for n in range(len(token_ids) + 1) if sentence in engine.decode(token_ids[:n]))
-        start = next(n for n in range(end, -1, -1) if sentence in engine.decode(token_ids[n:end]))
-        return range(start, end)
+    def tokens_of(sentence: str, token_ids: list[int]) -> range:
+        beginnings, rests = range(len(token_ids) + 1), range(len(token_ids))
+        end = bisect_left(beginnings, True, key=lambda n: sentence in engine.decode(token_ids[:n]))
+        return range(bisect_left(rests, True, key=lambda n: sentence not in engine.decode(token_ids[n:end])) - 1, end)
 
-    source, target = tokens_of(prompt), tokens_of(answer)
     token_ids = torch.tensor([[*prompt, *answer]])
     with torch.no_grad():
         best = engine.model(token_ids).logits[0].argmax(-1).tolist()
     attentions = attention_weights(engine.model, token_ids[0].tolist())
-    scores, predicted = torch.zeros(len(attentions), attentions[0].shape[1], dtype=torch.float64), 0
-    for number in target:
-        before = len(prompt) + number - 1
-        if best[before] == answer[number]:
-            predicted += 1
-            for layer, weights in enumerate(attentions):
-                for head, place in enumerate(weights[0, :, before].argmax(-1).tolist()):
-                    scores[layer, head] += (place in source and prompt[place] == answer[number]) / len(target)
-    return predicted / len(target), scores
+    found = []
+    for sentence in sentences:
+        source, target = tokens_of(sentence, prompt), tokens_of(sentence, answer)
+        scores, predicted = torch.zeros(len(attentions), attentions[0].shape[1], dtype=torch.float64), 0
+        for number in target:
+            before = len(prompt) + number - 1
+            if best[before] == answer[number]:
+                predicted += 1
+                for layer, weights in enumerate(attentions):
+                    for head, place in enumerate(weights[0, :, before].argmax(-1).tolist()):
+                        scores[layer, head] += (place in source and prompt[place] == answer[number]) / len(target)
+        found.append((predicted / len(target), scores))
+    return found
 
 
 def test_heads_score_what_they_copy(float32_engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +218,7 @@ def test_heads_score_what_they_copy(float32_engine: CocoaEngine, monkeypatch: py
     monkeypatch.setattr(lab_heads, "ROUNDS", 1)
     prompt, answer, sentences = lab_heads._asked(float32_engine, lab_heads.passages(), 64)
     assert len({*sentences}) == lab_heads.NEEDLES
-    expected = [copied(float32_engine, prompt, answer, sentence) for sentence in sentences]
+    expected = copied(float32_engine, prompt, answer, sentences)
     least = sorted(share for share, _ in expected)[1] + 1e-6
     monkeypatch.setattr(lab_heads, "RECALLED", least)
     counted = [scores for share, scores in expected if share > least]

@@ -1,7 +1,5 @@
 """``method="sample"``: the distribution of transformers' sampling, greedy at its limits, the same in batches."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """The tokens of prompts: only the chat template's own text makes control tokens; passages are found in any prompt."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import cache

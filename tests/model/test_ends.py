@@ -1,7 +1,5 @@
 """The tokens that end a text, the union of what every file of a model says; templates and vocabularies of llama.cpp."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path

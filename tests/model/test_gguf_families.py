@@ -1,7 +1,5 @@
 """GGUF files of each family: the model of the blocks is transformers' model with the same numbers."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Sequence

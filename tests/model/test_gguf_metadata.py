@@ -1,7 +1,5 @@
 """Every key of GGUF's metadata changes the model as it says, is proven to have no effect, or is refused by its name."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -65,6 +63,13 @@ def logits(path: Path) -> torch.Tensor:
     return model(IDS).logits
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.Tensor, Any]:
+    """The logits and transformers' config of a Llama without further settings."""
+    path = written(tmp_path_factory.mktemp("plain") / "plain.gguf")
+    return logits(path), AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+
+
 def test_no_key_is_forgotten() -> None:
     """A newer gguf package with another key fails here: decide what that means."""
     assert set(OF_ARCHITECTURE) == (gguf_metadata.AGREEING.keys() & set(OF_ARCHITECTURE)) | REFUSED
@@ -104,28 +109,32 @@ ODD: dict[str, Any] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("road", ["blocks", "transformers"])
 @pytest.mark.parametrize("name", sorted(gguf_metadata.AGREEING))
-def test_each_setting_is_honoured_or_refused(tmp_path: Path, name: str, road: str) -> None:
-    """Of an odd value: the model differs from that of the file without it, or there is none."""
+def test_each_setting_is_honoured_or_refused(tmp_path: Path, plain: tuple[torch.Tensor, Any], name: str) -> None:
+    """Of an odd value: the model differs from that of the file without it, or there is none.
+
+    So it is where the blocks are read here, and where transformers reads the file.
+    """
     odd = ODD.get(name, 3 if name.endswith(("count", "length", "size", "func", "window")) else 1.7)
-    plain, path = written(tmp_path / "plain.gguf"), written(tmp_path / "small.gguf", {f"llama.{name}": odd})
+    path = written(tmp_path / "small.gguf", {f"llama.{name}": odd})
     file = GgufFile(path)
 
     def differs() -> bool:
         gguf_metadata.require_known(file)
-        if road == "blocks":
-            return not torch.allclose(logits(path), logits(plain), atol=1e-4)
-        configs = [AutoConfig.from_pretrained(tmp_path, gguf_file=each.name) for each in (path, plain)]
-        gguf_metadata.require_agreement(file, configs[0])
-        return bool(configs[0].to_dict() != configs[1].to_dict())
+        return not torch.allclose(logits(path), plain[0], atol=1e-4)
 
-    honoured = outcome(differs)
-    if isinstance(honoured, CocoaError):
-        assert "small.gguf" in str(honoured)
-        assert re.search(rf"llama\.{name}\b|has the shape|layers, not of|head_dim|key_length", str(honoured))
-    else:
-        assert honoured or name in WITHOUT_EFFECT
+    def differs_in_transformers() -> bool:
+        gguf_metadata.require_known(file)
+        config = AutoConfig.from_pretrained(tmp_path, gguf_file=path.name)
+        gguf_metadata.require_agreement(file, config)
+        return bool(config.to_dict() != plain[1].to_dict())
+
+    for honoured in map(outcome, (differs, differs_in_transformers)):
+        if isinstance(honoured, CocoaError):
+            assert "small.gguf" in str(honoured)
+            assert re.search(rf"llama\.{name}\b|has the shape|layers, not of|head_dim|key_length", str(honoured))
+        else:
+            assert honoured or name in WITHOUT_EFFECT
 
 
 @pytest.mark.parametrize(

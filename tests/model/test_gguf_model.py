@@ -1,7 +1,5 @@
 """GGUF files, the embedded one among them: what their names mean at every door, in blocks and unpacked."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

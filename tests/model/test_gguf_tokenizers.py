@@ -1,7 +1,5 @@
 """Tokenizers of GGUF files, beside slow references and those of transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise, product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The second start of a GGUF file or the embedded model: the weights alone decode as the whole model does."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

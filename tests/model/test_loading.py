@@ -1,7 +1,5 @@
 """Loading by name: what is loaded or refused in one clear error, and options that have the same names everywhere."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Matrices in GGUF blocks, and checkpoints quantised to them while they are read."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import sys

@@ -4,8 +4,6 @@ The tiny models write random text. With :class:`WellFormedText` it is well-forme
 bytes are spread over tokens and spans; without it most of it is not text at all, which must be survived too.
 """
 
-from __future__ import annotations
-
 import codecs
 from dataclasses import replace
 from functools import cache

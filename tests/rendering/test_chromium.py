@@ -1,7 +1,5 @@
 """The HTML in a real browser: drawn, in both themes, without a script, an error or a cut card."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What is drawn in documents and in a terminal, for any text of a model, and the sentences about the risk."""
 
-from __future__ import annotations
-
 import math
 import re
 from html import unescape

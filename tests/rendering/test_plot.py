@@ -1,7 +1,5 @@
 """Figures."""
 
-from __future__ import annotations
-
 import io
 import sys
 

@@ -1,7 +1,5 @@
 """What a context changed of each span: against plain scores of each span by itself, and against the naive reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Many given texts after one prompt: the figures of each alone, but the prompt is encoded once."""
 
-from __future__ import annotations
-
 import gc
 import random
 import weakref

@@ -1,7 +1,5 @@
 """Profiles of given texts: the engine's own figures, under every choice of layers, cut into spans as wished."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace
@@ -34,7 +32,6 @@ def record(text: str, *parts: tuple[int, int], id: str = "1", label: bool | None
     return LabelledText(id, PROMPT, text, "?", label, tuple(LabelledSpan(*part) for part in parts), PROMPT)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2", "mamba", "opt", None])
 def test_the_engines_figures(architecture: str | None, engine: CocoaEngine) -> None:
     engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer()) if architecture else engine

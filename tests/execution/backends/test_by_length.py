@@ -1,7 +1,5 @@
 """Positions beyond the length that a model was trained on: every rope type of transformers, on every backend."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

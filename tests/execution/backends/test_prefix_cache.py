@@ -1,7 +1,5 @@
 """Prompts with a common prefix are encoded once, with the same answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any

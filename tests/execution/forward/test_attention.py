@@ -1,7 +1,5 @@
 """Source attention, and that on each passage, equal what eager attention weights say, in every backend."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Mixtures of experts by the lean pass: it gives what the model's modules give, and reads each expert once."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """All layers in one call of our kernels: what the written-out pass computes, and when it steps in instead."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Steps of fixed shape give what the lean pass and plain forward passes give, however padded, pooled or replayed."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import weakref

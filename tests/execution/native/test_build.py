@@ -1,7 +1,5 @@
 """Building the kernels: once, beside other processes, and never an error where they cannot be had."""
 
-from __future__ import annotations
-
 import logging
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Our kernels against torch in float64, whatever the sizes, the layout and the number of threads; their barrier."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import subprocess

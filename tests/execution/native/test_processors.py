@@ -5,8 +5,6 @@ not.
 Debian's packages ``g++-aarch64-linux-gnu``, ``qemu-user`` and ``clang`` have what these tests skip without.
 """
 
-from __future__ import annotations
-
 import ctypes
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """A library is refused if it computes something else than torch; it lays out structures as Python does."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator
 

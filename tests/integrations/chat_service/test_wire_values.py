@@ -1,7 +1,5 @@
 """Answers of a server with missing fields and values of wrong types: an answer, or one error that names the field."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from itertools import islice

@@ -1,7 +1,5 @@
 """The command line in this process, on the model of the other tests."""
 
-from __future__ import annotations
-
 import pytest
 from typer.testing import CliRunner
 

@@ -1,7 +1,5 @@
 """The data files of tasks, metrics against values computed by hand, and the table with the figures of the paper."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

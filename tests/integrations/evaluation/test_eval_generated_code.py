@@ -1,7 +1,5 @@
 """The code of an answer, in whatever shape a model writes it, and its tests in a process of their own."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Runs: what they write, that they go on where they were killed, and that they are not mixed."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

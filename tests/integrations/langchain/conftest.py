@@ -1,7 +1,5 @@
 """Models of the adapter on two engines: the real one, and a quick one for all that does not depend on the model."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any

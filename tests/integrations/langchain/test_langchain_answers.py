@@ -1,7 +1,5 @@
 """Chat and text models: messages, answers, streams, usage, options of a call, async; the detail of what they carry."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """LangChain's answer caches never mix settings, and cached answers carry their risk."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

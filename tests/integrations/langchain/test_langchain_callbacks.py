@@ -1,7 +1,5 @@
 """Handlers: risk of every answer once, whatever way it was asked for; LangSmith feedback, OpenTelemetry events."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import threading

@@ -1,7 +1,5 @@
 """Chains of retries, gates, citations and lifts, and whatever LangChain puts around a model, in any order."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Many users at once: threads, tasks, streams left midway, mistakes, handlers that fail; calls that are cancelled."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Agents: risk in messages and streams, tools that run or are refused, answers that are retried or reviewed."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """Tools and structured output, and the risk of every field and nested argument."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """LLMs on two engines, as for LangChain: a quick one, and the real one where answers must make sense. A listener."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

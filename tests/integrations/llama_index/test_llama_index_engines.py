@@ -1,7 +1,5 @@
 """Query and chat engines that report, mark and cite what they answer, in every response mode and around each other."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
@@ -450,7 +448,6 @@ def check(shown: str, report: dict[str, Any]) -> None:
     assert report["risk_points"] == sum(span["kind"] == "risk_point" for span in spans)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("how", ["query", "aquery"])
 @pytest.mark.parametrize(
@@ -469,7 +466,6 @@ async def test_one_answer(mode: str, calls: int, how: str, streaming: bool, tiny
     assert report == metadata["cocoa_reports"][-1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("use_async", [False, True])
 @pytest.mark.parametrize("how", ["query", "aquery"])
 @pytest.mark.parametrize(("mode", "count"), [("accumulate", 3), ("compact_accumulate", 2)])

@@ -1,7 +1,5 @@
 """Completions and chats: what a response holds, what reaches the decoder, events, collectors, and async calls."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import json

@@ -1,7 +1,5 @@
 """The model ``cocoa`` under lm-evaluation-harness: the numbers of the harness's own ``hf`` model, and our tasks."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """A cluster on this machine, and two replicas of a tiny model in it, each started once for a module."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

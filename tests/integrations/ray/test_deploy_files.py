@@ -1,7 +1,5 @@
 """The files in ``deploy/`` are valid, as far as the packages that check them are installed, and agree with the code."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil

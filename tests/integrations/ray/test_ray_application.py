@@ -1,7 +1,5 @@
 """What Ray Serve is told about gateways and replicas."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

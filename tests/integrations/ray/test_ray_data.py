@@ -1,7 +1,5 @@
 """``cocoa score --ray`` and ``cocoa eval --ray``: what one process writes, line for line. Replicas follow the load."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The gateway without Ray: which replica a request goes to, what becomes of it when one ends, keys and metrics."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import AsyncGenerator

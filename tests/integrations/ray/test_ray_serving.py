@@ -1,7 +1,5 @@
 """The server on a Ray cluster of this machine: two replicas on two cores."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

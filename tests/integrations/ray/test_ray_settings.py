@@ -1,7 +1,5 @@
 """Settings of a deployment on Ray, and the message where Ray is not installed."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny engines, and servers that listen on a free port of this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

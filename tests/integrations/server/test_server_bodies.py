@@ -3,8 +3,6 @@
 Schemas that are slow to compile, too long for the model, or cannot be looked at, as a client sees them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
@@ -47,7 +45,7 @@ ROUTES: dict[type[DecodingRequest], tuple[str, dict[str, Any]]] = {
     ScoreRequest: ("/v1/cocoa/score", {"prompt": "Hi", "text": "you"}),
 }
 SURROGATE = '"\\ud800"'
-ELEMENTS = ["1", "-1.5e9", "null", "[]", "{}", '"a"', "[1]", '{"role":"user"}', "NaN", SURROGATE]
+ELEMENTS = ["1", "[]", "{}", '"a"', "[1]", '{"role":"user"}', "NaN", SURROGATE]
 
 
 def collections(schema: dict[str, Any], whole: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:

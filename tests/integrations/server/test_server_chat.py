@@ -1,7 +1,5 @@
 """Chat completions and completions over HTTP are the engine's answers, whole and streamed, and have their risk."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from typing import Any

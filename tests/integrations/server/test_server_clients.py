@@ -1,7 +1,5 @@
 """What clients that know nothing of this server keep of its answers: the risk, whole and streamed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``cocoa serve``: its options, its keys, and how it ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Answers match OpenAI's own OpenAPI document, and chunks the types of its client."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A server under load and among strangers: queues, disconnects, errors, keys, limits, logs, and its page."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -5,8 +5,6 @@ arena of glibc's allocator, unless the user has set it. Bytes that are not HTTP,
 are refused.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

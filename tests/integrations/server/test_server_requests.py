@@ -1,7 +1,5 @@
 """Every parameter that other servers document is a setting, has no effect, or is refused by its name and says why."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, get_type_hints
 

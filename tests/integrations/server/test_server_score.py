@@ -1,7 +1,5 @@
 """The risk of given texts, and what the server says of itself."""
 
-from __future__ import annotations
-
 import asyncio
 import platform
 import threading
@@ -70,7 +68,6 @@ async def test_many_texts_after_one_prompt(tiny: Speaker, divide: bool) -> None:
 MESSAGES = [{"role": "user", "content": PROMPT}]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body", "name"),
     [

@@ -1,7 +1,5 @@
 """What Prometheus reads of what the server has answered, and one OpenTelemetry span for each request."""
 
-from __future__ import annotations
-
 import json
 import sys
 from types import ModuleType

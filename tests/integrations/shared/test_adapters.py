@@ -1,7 +1,5 @@
 """The adapters use public names of the engine and of each other only."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

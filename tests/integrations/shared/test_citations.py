@@ -1,7 +1,5 @@
 """Citations by measurement, by both adapters: each source left out of the prompt in turn, or the attention to it."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The examples of both adapters run as they stand, with the embedded default model."""
 
-from __future__ import annotations
-
 import ast
 import re
 import runpy

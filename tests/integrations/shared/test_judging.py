@@ -1,7 +1,5 @@
 """The risk of answers that other models wrote: one judge, and what LlamaIndex, LangSmith and RAGAS call it by."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref

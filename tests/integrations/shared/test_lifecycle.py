@@ -1,7 +1,5 @@
 """Models of all adapters after construction: names, options set later, copies, pickles, weights, profiles."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import itertools

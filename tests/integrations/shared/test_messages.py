@@ -1,7 +1,5 @@
 """Messages at every door: blocks are judged by their type, and what a model returned can be sent back."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Options of constructors and calls, ours and of other models: honoured or refused in both adapters, never ignored."""
 
-from __future__ import annotations
-
 import gc
 import json
 from pathlib import Path

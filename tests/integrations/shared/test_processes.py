@@ -1,7 +1,5 @@
 """Forks and exits: a child may use no engine of its parent but its own, and open streams do not disturb an end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -111,6 +109,7 @@ CASES = {
 
 PROGRAM = """
 import asyncio, gc, json, os, signal, sys, threading, weakref
+gc.disable()  # while everything is imported
 import torch
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
@@ -122,6 +121,7 @@ from tests.helpers.engines import endless, engine_of
 from tests.helpers.processors import Held
 from tests.helpers.tiny_models import tiny_model
 
+gc.enable()
 children = {}
 for how, program in json.loads(sys.argv[1]).items():
     if not (child := os.fork()):  # which ends as a process that was started anew, and in which nothing was computed

@@ -1,7 +1,5 @@
 """Reasoning is told from the answer, however the text arrives, and is neither called, nor counted, nor shown as it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """The models of a server give what the same models in this process give, in both adapters."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle
@@ -200,7 +198,6 @@ def look_down(place: str) -> str:
     return place
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 async def test_structured_output_has_the_risk_of_each_field(engine: CocoaEngine, url: str, method: Any) -> None:
     here, there = here_and_there(engine, url, max_tokens=250)
@@ -340,7 +337,8 @@ def test_settings_are_sent_by_name_and_those_of_a_call_take_precedence(url: str,
     }  # fmt: skip
     answer = chat.invoke("Hi", candidates=True, max_tokens=12, risk_metadata="full", method="cocoa-sig")
     assert any(len(span["rivals"]) == span["candidates"] > 1 for span in to_dicts(get_spans(answer)))
-    logged = chat.invoke("Hi", top_logprobs=2)
+    logged = chat.invoke("Hi", top_logprobs=2, model="another")
+    assert sent[-1]["model"] == "another"
     assert [len(one["top_logprobs"]) for one in logged.response_metadata["logprobs"]["content"]] == [2, 2, 2]
 
 

@@ -1,7 +1,5 @@
 """Both adapters retrieve more and ask again while an answer is risky."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple

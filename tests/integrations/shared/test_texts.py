@@ -1,7 +1,5 @@
 """What tokens and texts a prompt and an answer have is the same in every adapter and on the server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

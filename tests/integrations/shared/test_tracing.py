@@ -1,7 +1,5 @@
 """Risk in traces: attributes of the caller's OpenTelemetry span, whatever way an answer is asked for."""
 
-from __future__ import annotations
-
 import contextvars
 import gc
 import inspect

@@ -1,7 +1,5 @@
 """Async calls and streams work in threads of the engine's own: as many as fill its batch and queue, and one more."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

@@ -3,8 +3,6 @@
 So do pipelines of transformers, and langchain-huggingface over them.
 """
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The page of a server in a browser: answers, looks, settings, errors, keys, and copies of requests."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -34,6 +34,11 @@ class Members:
     open_key: str | int | None = None  # of the incomplete value
     open_at: int = 0  # its start
 
+    @property
+    def broken_at(self) -> int:
+        """Where what is incomplete begins."""
+        return self.at if self.open_key is None else self.open_at
+
 
 def members_at(text: str, at: int) -> Members:
     members = Members()

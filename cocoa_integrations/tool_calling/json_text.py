@@ -156,6 +156,6 @@ def arguments_of(text: str, value: Any, start: int, end: int) -> tuple[Any, str,
             value = DECODER.decode(value) if value.strip() else None
         except (ValueError, RecursionError):
             return None, text[start:end], {}
-        if isinstance(value, dict):
+        if isinstance(value, dict) and can_be_sent(value):
             return value, json.dumps(value, ensure_ascii=False), dict.fromkeys(value, (start, end))
     return ({}, "{}", {}) if value is None else (None, text[start:end], {})

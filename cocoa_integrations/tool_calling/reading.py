@@ -38,7 +38,8 @@ from cocoa_integrations.tool_calling.values import typed, value_at
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("id", "type")  # it gets an id of ours, and every call is one of a function
 _BETWEEN = " \t\r\n,;[]"  # besides text between two calls
-_NEVER = "(?!)"
+_NEVER = "\ue003"  # no text has this character
+_LONGEST = 400  # characters of a text around calls, with its white space and a name
 _TAGS = regex.compile(rf"{PLACEHOLDER.pattern}?(?:<[^<>]*>|[^<\s]+|<)")
 _BRACKETS = r"{}()\[\]|"
 _WORDS = r"[^\s<>\"'OTHERS]{1,256}?(?:[^\S\n]{1,8}[^\s<>\"'OTHERS]{1,256}?){0,8}?"  # bounded, so that time is linear
@@ -137,8 +138,11 @@ class _Reader:
     def _search(self, pattern: regex.Pattern[str], at: int) -> regex.Match[str] | None:
         """The first match from an offset on, or what may be the beginning of one at the end of a partial answer."""
         match = pattern.search(self._text, at)
-        begun = None if self._done else compiled(f"(?:{pattern.pattern})(?!)").search(self._text, at, partial=True)
-        return match if begun is None or (match and match.start() <= begun.start()) else begun
+        if self._done:
+            return match
+        unfinished = compiled(f"(?:{pattern.pattern}){_NEVER}")
+        begun = unfinished.search(self._text, max(at, len(self._text) - _LONGEST), partial=True)
+        return match if match and (begun is None or match.start() <= begun.start()) else begun
 
     def _match(self, pattern: regex.Pattern[str], at: int) -> regex.Match[str] | None:
         """The match at an offset, if what may follow cannot change it."""
@@ -149,16 +153,18 @@ class _Reader:
 
     def _section(
         self,
-        match: regex.Match[str],
+        opening: regex.Match[str],
         following: regex.Pattern[str],
         parse: Callable[[int], Parsed],
         accepts: Callable[[str | None, Call], bool] = lambda *_: True,
     ) -> int:
-        """Add the calls that a match opens, and the text between them, and return where the text after them begins.
+        """Add the calls after what opens them, and the text between them, and return where the text after them begins.
 
         ``following`` is what follows a call: its ``lead`` is text, and ``more`` says that another call comes.
         """
-        count, place, begin, end = len(self.calls), len(self.pieces), match.start("lead"), match.start()
+        count, place, begin = len(self.calls), len(self.pieces), opening.end()
+        is_named = opening["bare"] is None and not self._is_object  # a name follows at once
+        end, match = begin, opening if is_named else self._match(following, begin)
         while match is not None:
             lead, stop = match["lead"], match.end("lead")
             if match["more"] is None:
@@ -174,6 +180,8 @@ class _Reader:
             self._open = following_at is None
             if not accepts(name, call) or (self._open and call.name is None):
                 break
+            if call.arguments is not None and not can_be_sent(call.arguments):
+                call = replace(call, arguments=None, error=HALF_A_CHARACTER)
             self.pieces += [lead] if lead.strip(_BETWEEN) else []
             self.calls.append(call)
             if following_at is None:
@@ -219,15 +227,14 @@ class _Reader:
     def _opening(self) -> regex.Pattern[str]:
         """What stands before calls, with a group ``bare`` if that is no tag of the format."""
         keys = "" if self._begins_bare else '\\s*"(?:name|arguments|parameters)"'
-        bare = f"(?P<bare>^[ \\t]*(?:(?P<fence>{_FENCE})[a-z_]*\\s*)?)(?P<lead>(?:\\[\\s*)?)(?P<more>(?=\\{{{keys}))"
+        bare = f"(?P<bare>^[ \\t]*(?:(?P<fence>{_FENCE})[a-z_]*\\s*)?(?=(?:\\[\\s*)?\\{{{keys}))"
         return compiled(f"{bare}|{self._own_opening.pattern}")
 
     @cached_property
     def _own_opening(self) -> regex.Pattern[str]:
         style = self._style
         if self._is_object:
-            opening = _pattern(style.opening)
-            return compiled(f"{opening}{self._inside(style.closing).pattern}" if opening else _NEVER)
+            return compiled(_pattern(style.opening) or _NEVER)
         before, head = _pattern(style.before), _pattern(style.head)
         if not style.tagged:
             begin = head or before or f"(?:\\G|{_pattern(style.separator) or _NEVER})"
@@ -298,49 +305,38 @@ class _Reader:
             return self._object(at, self._after)
         named = self._named.match(self._text, at)
         if named is None:
-            if not self._done:
-                return None, Call(), None
-            stop = self._stop(at)
-            return None, self._invalid(at, stop), stop
+            return self._broken(None, at, at)
         name, begin = named["name"].strip(), named.start("name")
-        own = self._style.parameters
-        if own is not None:
-            _, call, end = self._written_one_by_one(name, begin, named.end(), own)
-        else:
-            _, call, end = self._json(name, begin, skip_space(self._text, named.end()))
-        if end is not None and call.arguments is not None and not can_be_sent([name, call.arguments]):
-            call = replace(call, arguments=None, error=HALF_A_CHARACTER)
-        return name, call, end
-
-    def _stop(self, at: int) -> int:
-        """Where a call ends that cannot be parsed."""
-        following = self._own_opening.search(self._text, at)
-        end = len(self._text) if following is None or following.end() == following.start() else following.start()
-        match = self._after.search(self._text, at, end)
-        return at + len(self._text[at : end if match is None else match.start()].rstrip())
-
-    def _cut(self, name: str | None, begin: int, first: int, searched: int, after: regex.Pattern[str]) -> Parsed:
-        """A call whose JSON is cut off or broken at an offset; ``first`` is that of its arguments."""
-        closed = self._search(after, searched)
-        stop = len(self._text) if closed is None else closed.start()
-        error = CUT_OFF if closed is None or closed.partial else NOT_JSON
-        written = strict_json(self._text[first : max(first, stop)])
-        return name, Call(name, written, None, (begin, stop), error=error), stop if self._done else None
-
-    def _json(self, name: str, begin: int, first: int) -> Parsed:
-        text = self._text
-        if not text.startswith("{", first):
-            if not self._done:
-                return name, Call(name, "", None, (begin, len(text))), None
-            stop = self._stop(first)
-            error = CUT_OFF if first == len(text) else NOT_AN_OBJECT
-            return name, Call(name, text[first:stop].strip(), None, (begin, stop), error=error), stop
-        members = members_at(text, first)
+        if self._style.parameters is not None:
+            return self._written_one_by_one(name, begin, named.end(), self._style.parameters)
+        first = skip_space(self._text, named.end())
+        if not self._text.startswith("{", first):
+            return self._broken(name, begin, first, error=NOT_AN_OBJECT)
+        members = members_at(self._text, first)
         if members.end is None:
-            return self._cut(name, begin, first, members.broken_at, self._after)
+            return self._broken(name, begin, first, members.broken_at)
         value = {key: inner for key, inner, *_ in members.entries}
-        arguments, written, values = arguments_of(text, value, first, members.end)
+        arguments, written, values = arguments_of(self._text, value, first, members.end)
         return name, Call(name, written, arguments, (begin, members.end), values), members.end
+
+    def _broken(
+        self,
+        name: str | None,
+        begin: int,
+        first: int,
+        searched: int | None = None,
+        after: regex.Pattern[str] | None = None,
+        *,
+        error: str = NOT_JSON,
+    ) -> Parsed:
+        """A call that is cut off, or broken before ``searched``: its text from ``first`` on, up to the next tag."""
+        text, after = self._text, after or self._after
+        edge = self._search(compiled(f"{after.pattern}|{self._own_opening.pattern}"), searched or first)
+        stop = first + len(text[first : edge.start() if edge else None].rstrip())
+        is_cut = not text[first:].strip() if error == NOT_AN_OBJECT else edge is None or bool(edge.partial)
+        shown = "" if error == NOT_AN_OBJECT and not self._done else strict_json(text[first:stop])
+        call = Call(name, shown, None, (begin, max(begin, stop)), error=CUT_OFF if is_cut else error)
+        return name, call, stop if self._done else None
 
     def _object(self, at: int, after: regex.Pattern[str]) -> Parsed:
         """The call that is a JSON object with a name and arguments."""
@@ -362,34 +358,35 @@ class _Reader:
                 not_text = key in name_keys and not isinstance(value, str)
                 problem = "its name is not a string" if not_text else f"it has no place for a member {short_repr(key)}"
                 named = member is not None
-        end = members.end
-        if end is None and name and member and isinstance(member[0], dict) and not problem and members.open_key is None:
+        end, named = members.end, bool(name) and named
+        if (
+            end is None
+            and named
+            and member
+            and isinstance(member[0], dict)
+            and not problem
+            and members.open_key is None
+        ):
             broken = members.at < len(text) and text[members.at] != '"'
             if broken or (self._done and not text[member[2] :].strip()):  # the last brace is missing
                 end = member[2]
+        if end is None and not (named and (member or members.open_key in argument_keys)):
+            return name, *self._broken(None, at, at, members.broken_at, after)[1:]
         if end is None:
-            if not (name and named and (member or members.open_key in argument_keys)):
-                _, cut, stop = self._cut(None, at, at, members.broken_at, after)
-                return name, cut, stop
-            first = member[1] if member else members.broken_at
-            _, cut, stop = self._cut(name, at, first, members.broken_at, after)
-            if not self._done and (member or not text.startswith("{", first)):  # others may yet become an object
-                whole = member is not None and text.startswith("{", first)
-                cut = replace(cut, written=strict_json(text[first : member[2]]) if member and whole else "")
-            return name, cut, stop
-        if not name or not named:
+            first, complete = member[1:] if member else (members.open_at, None)
+            _, call, stop = self._broken(name, at, first, members.broken_at, after)
+            if not self._done:  # others may yet become an object
+                shown = text[first : complete or call.offsets[1]] if text.startswith("{", first) else ""
+                call = replace(call, written=strict_json(shown))
+            return name, call, stop
+        if not named:
             return name, Call(written=text[at:end], offsets=(at, end), error=problem or "it has no name"), end
         value, first, last = member or (None, end, end)
         arguments, written, values = arguments_of(text, value, first, last)
-        if problem is not None:
-            written = strict_json(text[first:end])
-        elif arguments is None:
-            problem = NOT_AN_OBJECT
-        elif not can_be_sent(arguments):
-            problem, written = HALF_A_CHARACTER, strict_json(text[first:last])
-        if problem is not None:
-            return name, Call(name, written, offsets=(at, end), error=problem), end
-        return name, Call(name, written, arguments, (at, end), values), end
+        if problem is None and arguments is not None:
+            return name, Call(name, written, arguments, (at, end), values), end
+        written = written if problem is None else strict_json(text[first:end])
+        return name, Call(name, written, offsets=(at, end), error=problem or NOT_AN_OBJECT), end
 
     def _written_one_by_one(self, name: str, begin: int, at: int, own: Parameters) -> Parsed:
         text, arguments, values = self._text, dict[str, Any](), dict[str, tuple[int, int]]()
@@ -408,9 +405,8 @@ class _Reader:
                 break
             arguments[key["key"]], first, last, at = place
             values[key["key"]] = first, last
-        written = json.dumps(arguments, ensure_ascii=False)[:-1]
-        stop = self._stop(at) if self._done else len(text)
-        return name, Call(name, written, None, (begin, stop), error=error), stop if self._done else None
+        _, call, stop = self._broken(name, begin, at, error=error)
+        return name, replace(call, written=json.dumps(arguments, ensure_ascii=False)[:-1], error=error), stop
 
     @cached_property
     def _key(self) -> regex.Pattern[str]:

@@ -91,17 +91,11 @@ class Probe:
         self._render = render
         self.asked, begun = render([QUESTION], False), render([QUESTION], True)
         self.header = (begun or "")[len(common_prefix([self.asked or "", begun or ""])) :]
-        self._rendered: dict[str, str | None] = {}
 
     def written(self, message: Mapping[str, Any]) -> str | None:
         """An answer without its header; ``None`` if the template refuses it."""
-        if self.asked is None:
-            return None
-        key = json.dumps(message)
-        if key not in self._rendered:
-            self._rendered[key] = self._render([QUESTION, message], False)
-        rendered = self._rendered[key]
-        if rendered is None:
+        rendered = self._render([QUESTION, message], False)
+        if self.asked is None or rendered is None:
             return None
         answer = rendered[len(common_prefix([self.asked, rendered])) :]
         return answer[len(_to_tag(common_prefix([self.header, answer]))) :]

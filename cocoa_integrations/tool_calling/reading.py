@@ -7,7 +7,7 @@ In a partial answer, the patterns of the surroundings match partially: what may 
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -106,6 +106,7 @@ class _Reader:
 
     def __init__(self, text: str, style: CallFormat, names: Collection[str], start: int, *, done: bool) -> None:
         self._text, self._style, self._names, self._start, self._done = text, style, names, start, done
+        self._after = self._end_of_call  # what closes the calls that are read
         self._open = False  # the text ends in the midst of calls
         self.calls: list[Call] = []
         self.pieces: list[str] = []
@@ -114,23 +115,17 @@ class _Reader:
         text, at, first = self._text, self._start, skip_space(self._text, self._start)
         searched = at
         while match := self._search(self._opening, searched):
-            own = match.group("bare") is None
-            may_be = own or meant or (self._begins_bare and match.start() <= first)
+            has_tag, loosely = match["bare"] is None, self._begins_bare and match.start() <= first
+            count, place, end = len(self.calls), len(self.pieces), at
             if match.partial:
-                self.pieces.append(text[at : match.start() if may_be or not match.end() else None])
-                return
-            count, place = len(self.calls), len(self.pieces)
-            if own:
-                end = self._section(match, self._next, self._called)
-            elif may_be:
-                end = self._bare(match, loosely=self._begins_bare and match.start() <= first)
-            if len(self.calls) > count or (own and not self._open):
+                self._open = True
+            elif has_tag or meant or loosely:
+                end = self._section(match, loosely=loosely)
+            if self._open or has_tag or len(self.calls) > count:
                 self.pieces.insert(place, text[at : match.start()])
                 at = searched = end
-            elif self._open:
-                self.pieces.append(text[at : match.start()])
             else:
-                searched = match.end() + (match.end() == match.start())
+                searched = max(match.end(), match.start() + 1)
             if self._open:
                 return
         self.pieces.append(text[at:])
@@ -151,20 +146,18 @@ class _Reader:
             return None
         return pattern.match(self._text, at)
 
-    def _section(
-        self,
-        opening: regex.Match[str],
-        following: regex.Pattern[str],
-        parse: Callable[[int], Parsed],
-        accepts: Callable[[str | None, Call], bool] = lambda *_: True,
-    ) -> int:
+    def _section(self, opening: regex.Match[str], *, loosely: bool) -> int:
         """Add the calls after what opens them, and the text between them, and return where the text after them begins.
 
-        ``following`` is what follows a call: its ``lead`` is text, and ``more`` says that another call comes.
+        Without a tag, the calls are objects that name a tool and have, but ``loosely``, arguments.
         """
+        is_bare = opening["bare"] is not None
+        is_object = is_bare or self._is_object
+        closing = _FENCE if opening["fence"] else self._style.closing
+        self._after = compiled(_pattern(closing) or _NEVER) if is_object else self._end_of_call
+        parse, following = (self._object, self._inside(closing)) if is_object else (self._named_call, self._next)
         count, place, begin = len(self.calls), len(self.pieces), opening.end()
-        is_named = opening["bare"] is None and not self._is_object  # a name follows at once
-        end, match = begin, opening if is_named else self._match(following, begin)
+        end, match = begin, self._match(following, begin) if is_object else opening
         while match is not None:
             lead, stop = match["lead"], match.end("lead")
             if match["more"] is None:
@@ -178,7 +171,13 @@ class _Reader:
                 break
             name, call, following_at = parse(match.end())
             self._open = following_at is None
-            if not accepts(name, call) or (self._open and call.name is None):
+            if is_bare:
+                has_arguments = any(f'"{key}"' in self._text[slice(*call.offsets)] for key in _ARGUMENTS)
+                self._open = self._open and (name is None or name in self._names)
+                call = replace(call, is_bare=not loosely)
+                if name not in self._names or not (loosely or has_arguments):
+                    break
+            if self._open and call.name is None:
                 break
             if call.arguments is not None and not can_be_sent(call.arguments):
                 call = replace(call, arguments=None, error=HALF_A_CHARACTER)
@@ -196,21 +195,6 @@ class _Reader:
         written, first = self._text[begin:end].strip(), skip_space(self._text, begin)
         error = error or (CUT_OFF if end == len(self._text) else NOT_JSON)
         return Call(written=written, offsets=(first, first + len(written)), error=error)
-
-    def _bare(self, match: regex.Match[str], *, loosely: bool) -> int:
-        """Like :meth:`_section`, for objects without tags, which name a tool and have, but ``loosely``, arguments."""
-
-        def accepts(name: str | None, call: Call) -> bool:
-            has_arguments = any(f'"{key}"' in self._text[slice(*call.offsets)] for key in _ARGUMENTS)
-            self._open = self._open and (name is None or name in self._names)
-            return name in self._names and (loosely or has_arguments)
-
-        count, is_fenced = len(self.calls), match["fence"] is not None
-        closing = _FENCE if is_fenced else self._style.closing
-        after = compiled(_pattern(closing) or _NEVER)
-        end = self._section(match, self._inside(closing), lambda at: self._object(at, after), accepts)
-        self.calls[count:] = [replace(call, is_bare=not loosely) for call in self.calls[count:]]
-        return end
 
     # The surroundings of calls.
 
@@ -277,12 +261,9 @@ class _Reader:
         return tags if len(tags) > 1 else []
 
     @cached_property
-    def _after(self) -> regex.Pattern[str]:
-        """What closes a call or, if nothing does, the series of calls."""
-        style = self._style
-        if self._is_object:
-            return compiled(_pattern(style.closing) or _NEVER)
-        return compiled(_some(style.after) or _some(style.tail) or _NEVER)
+    def _end_of_call(self) -> regex.Pattern[str]:
+        """What closes a call whose name stands outside of JSON or, if nothing does, the series of calls."""
+        return compiled(_some(self._style.after) or _some(self._style.tail) or _NEVER)
 
     @cached_property
     def _named(self) -> regex.Pattern[str]:
@@ -299,10 +280,8 @@ class _Reader:
 
     # The calls themselves.
 
-    def _called(self, at: int) -> Parsed:
-        """The call after what opens it."""
-        if self._is_object:
-            return self._object(at, self._after)
+    def _named_call(self, at: int) -> Parsed:
+        """The call that begins with its name."""
         named = self._named.match(self._text, at)
         if named is None:
             return self._broken(None, at, at)
@@ -319,26 +298,17 @@ class _Reader:
         arguments, written, values = arguments_of(self._text, value, first, members.end)
         return name, Call(name, written, arguments, (begin, members.end), values), members.end
 
-    def _broken(
-        self,
-        name: str | None,
-        begin: int,
-        first: int,
-        searched: int | None = None,
-        after: regex.Pattern[str] | None = None,
-        *,
-        error: str = NOT_JSON,
-    ) -> Parsed:
+    def _broken(self, name: str | None, begin: int, first: int, searched: int = 0, error: str = NOT_JSON) -> Parsed:
         """A call that is cut off, or broken before ``searched``: its text from ``first`` on, up to the next tag."""
-        text, after = self._text, after or self._after
-        edge = self._search(compiled(f"{after.pattern}|{self._own_opening.pattern}"), searched or first)
+        text, after = self._text, self._after
+        edge = self._search(compiled(f"{after.pattern}|{self._own_opening.pattern}"), max(searched, first))
         stop = first + len(text[first : edge.start() if edge else None].rstrip())
         is_cut = not text[first:].strip() if error == NOT_AN_OBJECT else edge is None or bool(edge.partial)
         shown = "" if error == NOT_AN_OBJECT and not self._done else strict_json(text[first:stop])
         call = Call(name, shown, None, (begin, max(begin, stop)), error=CUT_OFF if is_cut else error)
         return name, call, stop if self._done else None
 
-    def _object(self, at: int, after: regex.Pattern[str]) -> Parsed:
+    def _object(self, at: int) -> Parsed:
         """The call that is a JSON object with a name and arguments."""
         text, style, members = self._text, self._style, members_at(self._text, at)
         name_keys, argument_keys = (*style.keys(NAME), "name"), (*style.keys({}), *_ARGUMENTS)
@@ -371,10 +341,10 @@ class _Reader:
             if broken or (self._done and not text[member[2] :].strip()):  # the last brace is missing
                 end = member[2]
         if end is None and not (named and (member or members.open_key in argument_keys)):
-            return name, *self._broken(None, at, at, members.broken_at, after)[1:]
+            return name, *self._broken(None, at, at, members.broken_at)[1:]
         if end is None:
             first, complete = member[1:] if member else (members.open_at, None)
-            _, call, stop = self._broken(name, at, first, members.broken_at, after)
+            _, call, stop = self._broken(name, at, first, members.broken_at)
             if not self._done:  # others may yet become an object
                 shown = text[first : complete or call.offsets[1]] if text.startswith("{", first) else ""
                 call = replace(call, written=strict_json(shown))
@@ -394,11 +364,11 @@ class _Reader:
         while True:
             at = skip_space(text, at)
             key = self._key.match(text, at, partial=not self._done)
-            if key is None and self._after.match(text, at):
+            if key is None and self._end_of_call.match(text, at):
                 return name, Call(name, json.dumps(arguments, ensure_ascii=False), arguments, (begin, at), values), at
             place = None if key is None or key.partial else self._value(key, own, schema)
             if key is None or place is None:
-                error = CUT_OFF if self._after.search(text, at) is None else NOT_AS_WRITTEN
+                error = CUT_OFF if self._end_of_call.search(text, at) is None else NOT_AS_WRITTEN
                 break
             if key["key"] in arguments:
                 error = f"it gives the argument {short_repr(key['key'])} twice"
@@ -425,7 +395,7 @@ class _Reader:
         own = self._style.parameters
         assert own is not None
         another = f"(?:{_pattern(own.separator)}\\s*)?{_pattern(own.before)}"
-        return compiled(f"{_pattern(own.after)}(?=\\s*(?:{another}|{self._after.pattern}))")
+        return compiled(f"{_pattern(own.after)}(?=\\s*(?:{another}|{self._end_of_call.pattern}))")
 
     def _value(self, key: regex.Match[str], own: Parameters, schema: Any) -> tuple[Any, int, int, int] | None:
         """The value after a key, its start and end, and the end of the text after it."""
@@ -440,8 +410,7 @@ class _Reader:
             first = skip_space(text, at)
             quotes = len(own.quote) if text.startswith(own.quote, first) else 1
             inside = quotes if isinstance(value, str) and value else 0
-            past = compiled(f"(?:\\s*{_pattern(own.after)})?").match(text, end)
-            return value, first + inside, end - inside, past.end() if past else end
+            return value, first + inside, end - inside, end
         closed = self._search(self._end_of_value, at)
         if closed is None and self._done:
             closed = compiled(_pattern(own.after)).search(text, at)
@@ -449,16 +418,13 @@ class _Reader:
             return None
         kind = key.groupdict().get("kind")
         is_text = None if kind is None else kind == own.kind("string")
-        lead = own.between["string"][len(own.between["string"].rstrip()) :]
-        first = at + len(lead) if text.startswith(lead, at) else at
-        last = closed.start()
-        space = own.after[: len(own.after) - len(own.after.lstrip())]
-        if space and text.endswith(space, first, last):
-            last -= len(space)
-        if text.startswith(_CDATA[0], first) and text.endswith(_CDATA[1], first, last):
-            first, last, is_text = first + len(_CDATA[0]), last - len(_CDATA[1]), True
-        last = max(first, last)
-        return typed(text[first:last], schema, key["key"], is_text=is_text), first, last, closed.end()
+        before, after = own.between["string"], own.after
+        raw = text[at : closed.start()].removeprefix(before[len(before.rstrip()) :])
+        first = closed.start() - len(raw)
+        raw = raw.removesuffix(after[: len(after) - len(after.lstrip())])
+        if raw.startswith(_CDATA[0]) and raw.endswith(_CDATA[1]):
+            first, raw, is_text = first + len(_CDATA[0]), raw[len(_CDATA[0]) : -len(_CDATA[1])], True
+        return typed(raw, schema, key["key"], is_text=is_text), first, first + len(raw), closed.end()
 
 
 def compiled(pattern: str) -> regex.Pattern[str]:

@@ -329,14 +329,8 @@ class _Reader:
                 problem = "its name is not a string" if not_text else f"it has no place for a member {short_repr(key)}"
                 named = member is not None
         end, named = members.end, bool(name) and named
-        if (
-            end is None
-            and named
-            and member
-            and isinstance(member[0], dict)
-            and not problem
-            and members.open_key is None
-        ):
+        has_both = named and member is not None and isinstance(member[0], dict) and problem is None
+        if end is None and member and has_both and members.open_key is None:
             broken = members.at < len(text) and text[members.at] != '"'
             if broken or (self._done and not text[member[2] :].strip()):  # the last brace is missing
                 end = member[2]

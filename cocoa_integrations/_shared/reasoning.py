@@ -77,7 +77,8 @@ class ReasoningTags:
         ranges, searched = list[Replaced](), start
         for match in re.compile("|".join(map(re.escape, ends)) or "(?!)").finditer(text, start):
             at, end, shown = match.start(), match.end(), ""
-            if at < searched or (opening and text.startswith(opening, at)):
+            begins_calls = text.startswith(opening, at) or (not done and opening.startswith(text[at:]))
+            if at < searched or (opening and begins_calls):
                 continue
             if thought := self.later.match(text, at):
                 following = text.find(self.closing, thought.end())

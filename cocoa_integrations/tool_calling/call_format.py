@@ -2,10 +2,10 @@
 
 import json
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import commonprefix
 from typing import Any
 
 ID, NAME, NUMBER = "\ue000", "\ue001", "\ue002"
@@ -64,7 +64,6 @@ class CallFormat:
         parameters: how arguments are written one by one; ``None`` if they are a JSON object.
         several: whether an answer can have several calls.
         takes_text: whether the chat template writes the text of a message that has a call.
-        first: the number of the first call, where calls are numbered.
         encoded: whether the chat template takes the arguments as JSON in a string.
         end: the token that ends the turn after calls, where another one ends that of other answers.
     """
@@ -78,7 +77,6 @@ class CallFormat:
     parameters: Parameters | None = None
     several: bool = True
     takes_text: bool = True
-    first: int = 0
     encoded: bool = False
     end: str = ""
 
@@ -145,7 +143,7 @@ class CallFormat:
                 f"{own.before}{key}{own.between[json_type(value)]}{_value(value, own)}{own.after}"
                 for key, value in arguments.items()
             )
-        values = {ID: "call00000", NAME: name, NUMBER: str(self.first)}
+        values = {ID: "call00000", NAME: name, NUMBER: "0"}
         begin, end = (
             PLACEHOLDER.sub(lambda match: values[match[0]], text)
             for text in (f"{self.head}{self.before}{NAME}{self.between}", self.after + self.tail)
@@ -167,11 +165,7 @@ def _value(value: Any, parameters: Parameters) -> str:
 
 def common_prefix(texts: Iterable[str]) -> str:
     """The beginning that all texts share."""
-    first, *others = texts
-    for text in others:
-        sizes = range(1, len(first) + 1)
-        first = first[: bisect_left(sizes, True, key=lambda size: not text.startswith(first[:size]))]
-    return first
+    return commonprefix([*texts])  # noqa: RUF071 (of characters)
 
 
 def common_suffix(texts: Iterable[str]) -> str:

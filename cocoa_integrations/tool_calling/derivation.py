@@ -4,11 +4,10 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 from cocoa_integrations._shared.options import blocks_of
-from cocoa_integrations._shared.reasoning import ReasoningTags
+from cocoa_integrations._shared.reasoning import ReasoningTags, without_partial
 from cocoa_integrations.tool_calling.call_format import (
     ID,
     NAME,
@@ -38,6 +37,10 @@ _ARGUMENTS: dict[str, Any] = {
     "e_key": {"inner_key": "e value"},
     "f_key": "f value",
 }
+_SHAPES = "a value", "12345", "(?i:true)", r"\[[^\[\]]*d value[^\[\]]*\]", r"\{[^{}]*e value[^{}]*\}", "f value"
+_ONE_BY_ONE = re.compile(
+    "(.*?)".join(f"{key}(.*?){shape}" for key, shape in zip(_ARGUMENTS, _SHAPES, strict=True)), re.DOTALL
+)
 _OTHER = {"other_key": "other value"}
 _TEXTS = {"items": {"type": "string"}, "additionalProperties": {"type": "string"}}
 _PROPERTIES = {
@@ -59,7 +62,7 @@ _LONE_NUMBER = re.compile(r"(?<![^\W_])[0-9](?![^\W_])")
 
 
 def answer_of(
-    calls: Sequence[tuple[str, Mapping[str, Any]]], text: str = "", *, encoded: bool = False, **more: Any
+    calls: Sequence[tuple[str, Mapping[str, Any]]], text: str = "", *, encoded: bool = False
 ) -> dict[str, Any]:
     """The message of an assistant with calls of the two tools; ``encoded``: with their arguments as JSON."""
     made = [
@@ -67,7 +70,7 @@ def answer_of(
         for name, arguments in calls
     ]
     listed = [{"type": "function", "id": _IDS[number], "function": call} for number, call in enumerate(made)]
-    return {"role": "assistant", "content": text, "tool_calls": listed, **more}
+    return {"role": "assistant", "content": text, "tool_calls": listed}
 
 
 @dataclass(frozen=True)
@@ -88,17 +91,11 @@ class Probe:
         self._render = render
         self.asked, begun = render([QUESTION], False), render([QUESTION], True)
         self.header = (begun or "")[len(common_prefix([self.asked or "", begun or ""])) :]
-        self._rendered: dict[str, str | None] = {}
 
     def written(self, message: Mapping[str, Any]) -> str | None:
         """An answer without its header; ``None`` if the template refuses it."""
-        if self.asked is None:
-            return None
-        key = json.dumps(message)
-        if key not in self._rendered:
-            self._rendered[key] = self._render([QUESTION, message], False)
-        rendered = self._rendered[key]
-        if rendered is None:
+        rendered = self._render([QUESTION, message], False)
+        if self.asked is None or rendered is None:
             return None
         answer = rendered[len(common_prefix([self.asked, rendered])) :]
         return answer[len(_to_tag(common_prefix([self.header, answer]))) :]
@@ -107,8 +104,8 @@ class Probe:
 def derived(render: Render) -> CallFormat | None:
     """The format of a template's calls; ``None`` if none is derived that reads what the template writes."""
     probe = Probe(render)
-    for encoded, numbered in product((False, True), (True, False)):
-        style = _derived(probe, encoded, numbered)
+    for encoded in (False, True):
+        style = _derived(probe, encoded)
         if style is not None and _reads(style, probe, encoded):
             return replace(style, encoded=encoded)
     return None
@@ -161,9 +158,8 @@ def _reasoning_tags(render: Render, message: Callable[..., dict[str, Any]]) -> R
     if not opening:  # the prompt ends inside the reasoning
         opening = before[max((match.start() for match in _TAG.finditer(before)), default=len(before)) :].strip()
     # the header of the answer may begin like that of the reasoning
-    sizes = range(min(len(closing_tag), len(opening)) - 1, 0, -1)
-    ends = len(closing_tag) - next((size for size in sizes if closing_tag.endswith(opening[:size])), 0)
-    closing_tag, head = closing_tag[:ends].rstrip(), between.strip()[ends:].lstrip()
+    own = without_partial(closing_tag, opening)
+    closing_tag, head = own.rstrip(), between.strip()[len(own) :].lstrip()
     return ReasoningTags(opening, closing_tag, head, is_alone=is_alone) if opening and closing_tag else None
 
 
@@ -195,7 +191,7 @@ def _reads(style: CallFormat, probe: Probe, encoded: bool) -> bool:
     return True
 
 
-def _derived(probe: Probe, encoded: bool, numbered: bool) -> CallFormat | None:
+def _derived(probe: Probe, encoded: bool) -> CallFormat | None:
     first, second = (_NAMES[0], _ARGUMENTS), (_NAMES[1], _OTHER)
 
     def answer(*calls: tuple[str, Mapping[str, Any]], text: str = "") -> str:
@@ -230,8 +226,8 @@ def _derived(probe: Probe, encoded: bool, numbered: bool) -> CallFormat | None:
     gap = double[called.end : following.name]
     if parameters is not None:
         gap = gap.removeprefix(parameters.quote).removeprefix(parameters.after)
-    first_number = next((int(digit) for digit in _LONE_NUMBER.findall(lead + between) if digit in "01"), 0)
-    first_digit, second_digit = (str(first_number), str(first_number + 1)) if numbered else ("", "")
+    first_digit = next((digit for digit in _LONE_NUMBER.findall(lead + between) if digit in "01"), "0")
+    second_digit = str(int(first_digit) + 1)
     lead, between, tail = (_general(text, first_digit) for text in (lead, between, tail))
     gap = _general(gap, second_digit)
     if not _general(double[following.begin : following.arguments], second_digit).startswith(between):
@@ -248,7 +244,6 @@ def _derived(probe: Probe, encoded: bool, numbered: bool) -> CallFormat | None:
         separator=rest[len(after) :],
         tail=tail[len(after) :],
         parameters=parameters,
-        first=first_number,
         end=other_end,
     )
 
@@ -276,31 +271,13 @@ def _place(text: str, name: str, arguments: Mapping[str, Any], start: int = 0) -
 
 def _parameters(text: str, place: _Place, tail: str) -> tuple[Parameters, str, str] | None:
     """How arguments are written one by one, the text before the first, and the text after the last."""
-    between: dict[str, str] = {}
-    gaps = [text[place.begin : place.arguments]]
-    at = place.arguments
-    for number, (key, value) in enumerate(_ARGUMENTS.items()):
-        if not text.startswith(key, at):
-            return None
-        at += len(key)
-        shown = {True: "true", 12345: "12345"}.get(value) if isinstance(value, (bool, int)) else value
-        if isinstance(shown, str):
-            begin = text.lower().find(shown, at)
-            end = begin + len(shown)
-        else:
-            inside = text.find("inner_key" if isinstance(value, dict) else value[0], at)
-            begin = text.rfind("[{"[isinstance(value, dict)], at, inside)
-            end = text.find("]}"[isinstance(value, dict)], inside) + 1
-        if min(begin, end - 1) < 0:
-            return None
-        if json_type(value) not in between:
-            between[json_type(value)] = text[at:begin]
-        following = text.find([*_ARGUMENTS][number + 1], end) if number + 1 < len(_ARGUMENTS) else end
-        if following < 0:
-            return None
-        if following > end:
-            gaps.append(text[end:following])
-        at = following
+    match = _ONE_BY_ONE.match(text, place.arguments)
+    if match is None:
+        return None
+    after_keys, after_values = match.groups()[::2], match.groups()[1::2]
+    between = {json_type(value): after for after, value in zip(after_keys, _ARGUMENTS.values(), strict=True)}
+    between["string"] = after_keys[0]
+    gaps = [text[place.begin : place.arguments], *filter(None, after_values)]
     quote = between["string"].removeprefix(common_prefix([between["string"], between["integer"]]))
     if not quote or not gaps[1].startswith(quote):
         quote = ""

@@ -32,13 +32,15 @@ def call_grammar(
 ) -> str:
     """The grammar of an answer that can call functions; ``other`` is that of one without a call, else any text."""
     several = style.several and (not request.required if request.parallel is None else request.parallel)
-    lead, head, before = _divided(style)
+    lead = PLACEHOLDER.split(style.opening)[0]
+    begun = style.head + style.before
+    inside = begun[begun.find(lead) + len(lead) :] if lead else begun.lstrip()
     rules, names = list[str](), [function["name"] for function in request.callable_tools]
     for number, (name, schema) in enumerate(zip(names, schemas, strict=True)):
         shown = name if style.members is None else json.dumps(name, ensure_ascii=False)[1:-1]
         begin, first, between, after = (
             terms(text.replace(NAME, shown), tokenizer)
-            for text in (style.before, before, shown + style.between, style.after)
+            for text in (style.before, inside, shown + style.between, style.after)
         )
         rules.append(f"named_{number}: {between} arguments_{number} {after}")
         rules.append(f"call_{number}: {begin} named_{number}")
@@ -50,7 +52,7 @@ def call_grammar(
     opening, more = terms(lead, tokenizer), f"({terms(style.separator, tokenizer)} call)*" if several else ""
     for kind in ("call", "first"):
         rules.append(f"{kind}: {' | '.join(f'{kind}_{number}' for number in range(len(names)))}")
-    rules.append(f"inside: {terms(head, tokenizer)} first {more} {terms(style.tail, tokenizer)}")
+    rules.append(f"inside: first {more} {terms(style.tail, tokenizer)}")
     calls = f"{opening} inside"
     if request.required:
         start = calls
@@ -75,14 +77,6 @@ def after_reasoning(grammar: str, tokenizer: PreTrainedTokenizerBase, closing: s
     lazy = "[lazy]" if end.startswith('"') else ""
     rules = r"start: reasoning /\s{0,4}/ answered", f"reasoning{lazy}: REASONING {end}", r"REASONING: /(.|\n)*/"
     return "\n".join([*rules, grammar.replace("start:", "answered:", 1)])
-
-
-def _divided(style: CallFormat) -> tuple[str, str, str]:
-    """The tag before the calls, the text between it and the first call, and what is left before the first name."""
-    lead = PLACEHOLDER.split(style.opening)[0]
-    begin = style.head + style.before
-    at = begin.find(lead) + len(lead) if lead else len(begin) - len(begin.lstrip())
-    return lead, style.head[at:], style.before[max(0, at - len(style.head)) :]
 
 
 def _written_one_by_one(rule: str, schema: Any, own: Parameters, tokenizer: PreTrainedTokenizerBase) -> list[str]:

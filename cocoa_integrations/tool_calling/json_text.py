@@ -34,6 +34,11 @@ class Members:
     open_key: str | int | None = None  # of the incomplete value
     open_at: int = 0  # its start
 
+    @property
+    def broken_at(self) -> int:
+        """Where what is incomplete begins."""
+        return self.at if self.open_key is None else self.open_at
+
 
 def members_at(text: str, at: int) -> Members:
     members = Members()
@@ -151,6 +156,6 @@ def arguments_of(text: str, value: Any, start: int, end: int) -> tuple[Any, str,
             value = DECODER.decode(value) if value.strip() else None
         except (ValueError, RecursionError):
             return None, text[start:end], {}
-        if isinstance(value, dict):
+        if isinstance(value, dict) and can_be_sent(value):
             return value, json.dumps(value, ensure_ascii=False), dict.fromkeys(value, (start, end))
     return ({}, "{}", {}) if value is None else (None, text[start:end], {})

@@ -161,19 +161,18 @@ class Plan:
         if not is_parsed:
             opening = self.style.opening if request.tools else ""
             marked.replace(self._tags.hidden(marked.text, start, opening, done=done))
-        reading = Reading(marked.text[start:], [])
-        if request.tools:
-            parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in request.tools}
+        parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in request.tools}
+        if not request.tools:
+            reading = Reading(marked.text[start:], [])
+        elif is_parsed and not done:
+            reading = Reading("", [])
+        else:
             refused = parameters.keys() - {function["name"] for function in request.callable_tools}
             several, meant = request.parallel is not False, request.schema is None
             parsed: Reading | None = None
             if is_parsed:
                 place, tools = (start, len(text)), request.tools
-                parsed = (
-                    parsed_response(self.engine.tokenizer, marked.text[start:], tools, place, refused)
-                    if done
-                    else Reading("", [])
-                )
+                parsed = parsed_response(self.engine.tokenizer, marked.text[start:], tools, place, refused)
             reading = parsed or read(
                 marked.text, self.style, parameters, refused, several=several, done=done, start=start, meant=meant
             )

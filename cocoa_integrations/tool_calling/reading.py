@@ -1,17 +1,26 @@
-"""Parsing of the text and the tool calls in a complete or a partial answer."""
+"""Parsing of the text and the tool calls in a complete or a partial answer.
 
-import re
-from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+Every format has the same surroundings: what opens calls, what stands between two of them, and what closes them. Between
+them, a call is a JSON object, a name and a JSON object, or a name and arguments that are written one by one.
+
+In a partial answer, the patterns of the surroundings match partially: what may yet become a part of them is left out.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
+import regex
+
 from cocoa_engine.integration import short_repr
-from cocoa_integrations._shared.reasoning import without_partial
-from cocoa_integrations.tool_calling.call_format import ID, NAME, NUMBER, CallFormat
+from cocoa_integrations.tool_calling.call_format import ID, NAME, NUMBER, PLACEHOLDER, CallFormat, Parameters
 from cocoa_integrations.tool_calling.calls import (
     CUT_OFF,
     HALF_A_CHARACTER,
     NOT_AN_OBJECT,
+    NOT_AS_WRITTEN,
     NOT_JSON,
     NOT_THE_FORMAT,
     Call,
@@ -24,18 +33,27 @@ from cocoa_integrations.tool_calling.json_text import (
     skip_space,
     strict_json,
 )
-from cocoa_integrations.tool_calling.marked_calls import MarkedCalls
+from cocoa_integrations.tool_calling.values import typed, value_at
 
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("id", "type")  # it gets an id of ours, and every call is one of a function
 _BETWEEN = " \t\r\n,;[]"  # besides text between two calls
+_NEVER = "\ue003"  # no text has this character
+_LONGEST = 400  # characters of a text around calls, with its white space and a name
+_TAGS = regex.compile(rf"{PLACEHOLDER.pattern}?(?:<[^<>]*>|[^<\s]+|<)")
+_BRACKETS = r"{}()\[\]|"
+_WORDS = r"[^\s<>\"'OTHERS]{1,256}?(?:[^\S\n]{1,8}[^\s<>\"'OTHERS]{1,256}?){0,8}?"  # bounded, so that time is linear
+_NAME = f"(?P<name>{_WORDS.replace('OTHERS', _BRACKETS)})"
+_CDATA = "<![CDATA[", "]]>"
+_FENCE = "```"
 _LOOKS_LIKE_A_CALL = (
     r'"(?:tool_)?name"\s*:\s*"NAME"\s*,\s*"(?:arguments|parameters)"'
     r"|(?:(?i:<[^<>\s]{0,20}(?:tool|call|function|invoke)[^<>\n]{0,20}>?|\[TOOL_CALLS\]\W{0,3}|```tool\w*))"
     r"\s*[\"']?NAME\b"
 )
-_MEANT = re.compile(r'^[ \t]*(?:```[a-z_]*\s*)?(?=(?:\[\s*)?\{\s*"(?:name|arguments|parameters)")', re.MULTILINE)
-_MEANT_BEGINS = re.compile(r'^[ \t]*(?:`{1,2}|(?:```[a-z_]*\s*)?(?:\[\s*)?(?:\{\s*(?:"[a-z]{0,10})?)?)\Z', re.MULTILINE)
+
+Parsed = tuple["str | None", Call, "int | None"]
+"""A name, which an incomplete call does not have yet, the call, and its end once that is known."""
 
 
 def read(
@@ -57,40 +75,11 @@ def read(
     arguments. ``meant``: JSON in a fence, or at the beginning of a line, that calls a tool is a call, too. Calls of
     ``refused`` tools are invalid.
     """
-    text = "\n" * start + text[start:]  # the answer begins a line
-    answer = _Answer(text, style, names, done)
-    marked = MarkedCalls(text, style, names, done, start) if style.members is None else None
-    calls, pieces, at = answer.calls, answer.pieces, start
-    first = skip_space(text, start)
-    tag = text[first : first + len(style.opening)]
-    is_bare = marked is None and not style.tagged and text.startswith(("{", "["), first)
-    if is_bare and not (tag and style.opening.startswith(tag)):  # decoding may have removed the first tag
-        at = answer.part(start, style.closing, names)
-    searched, begin = at, -1
-    while True:
-        if begin != at:
-            begin, opening = at, marked.opening(at) if marked else _tag(text, style.opening, at)
-        candidate = _MEANT.search(text, searched, len(text) if opening is None else opening[0]) if meant else None
-        if candidate is not None:
-            bare = _Answer(text, style, names, done)
-            end = bare.part(candidate.end(), "```" if "`" in candidate[0] else style.closing, names)
-            searched = max(end, candidate.end() + 1)
-            if end > candidate.end() and bare.is_meant(end):
-                pieces += [text[at : candidate.start()], *bare.pieces]
-                calls += [replace(call, is_bare=True) for call in bare.calls]
-                at = end
-        elif opening is not None:
-            pieces.append(text[at : opening[0]])
-            at = marked.section(opening[1], calls) if marked else answer.part(opening[1], style.closing)
-            searched = max(at, searched)
-        else:
-            break
+    reader = _Reader("\n" * start + text[start:], style, names, start, done=done)  # the answer begins a line
+    reader.read(meant=meant)
+    calls = reader.calls
     if not calls and done:
         return Reading(text[start:], [])
-    rest = text[at:] if done else marked.certain(at) if marked else without_partial(text[at:], style.opening)
-    if not done and meant and (begun := _MEANT_BEGINS.search(text, at)):
-        rest = rest[: begun.start() - at]
-    pieces.append(rest)
     for number, call in enumerate(calls):
         error = call.error if done else None
         if call.name in refused:
@@ -98,132 +87,356 @@ def read(
         elif number and not several:
             error = "only one call was allowed"
         calls[number] = replace(call, error=error)
-    return Reading("".join(piece for piece in pieces if piece.strip()), calls)
+    return Reading("".join(piece for piece in reader.pieces if piece.strip()), calls)
 
 
 def unread_call(text: str, names: Collection[str], start: int = 0) -> Call | None:
     """What looks like a call in an answer in which none was read; ``None`` if nothing does."""
-    name = f"(?:{'|'.join(map(re.escape, names))})"
-    for match in re.finditer(_LOOKS_LIKE_A_CALL.replace("NAME", name), text[start:]):
+    name = f"(?:{'|'.join(map(regex.escape, names))})"
+    for match in regex.finditer(_LOOKS_LIKE_A_CALL.replace("NAME", name), text[start:]):
         at = start + match.start()
         line = text[text.rfind("\n", start, at) + 1 : at]
-        if line.replace("```", "").count("`") % 2 == 0:  # code in a sentence is about calls
+        if line.replace(_FENCE, "").count("`") % 2 == 0:  # code in a sentence is about calls
             return Call(written=text[at:].strip(), offsets=(at, len(text)), error=NOT_THE_FORMAT)
     return None
 
 
-def _tag(text: str, tag: str, at: int) -> tuple[int, int] | None:
-    begin = text.find(tag, at) if tag else -1
-    return None if begin < 0 else (begin, begin + len(tag))
+class _Reader:
+    """Collects the calls of an answer, and the pieces of its other text."""
 
+    def __init__(self, text: str, style: CallFormat, names: Collection[str], start: int, *, done: bool) -> None:
+        self._text, self._style, self._names, self._start, self._done = text, style, names, start, done
+        self._after = self._end_of_call  # what closes the calls that are read
+        self._open = False  # the text ends in the midst of calls
+        self.calls: list[Call] = []
+        self.pieces: list[str] = []
 
-@dataclass
-class _Answer:
-    """The calls and the other text of an answer whose calls are JSON objects."""
+    def read(self, *, meant: bool) -> None:
+        text, at, first = self._text, self._start, skip_space(self._text, self._start)
+        searched = at
+        while match := self._search(self._opening, searched):
+            has_tag, loosely = match["bare"] is None, self._begins_bare and match.start() <= first
+            count, place, end = len(self.calls), len(self.pieces), at
+            if match.partial:
+                self._open = True
+            elif has_tag or meant or loosely:
+                end = self._section(match, loosely=loosely)
+            if self._open or has_tag or len(self.calls) > count:
+                self.pieces.insert(place, text[at : match.start()])
+                at = searched = end
+            else:
+                searched = max(match.end(), match.start() + 1)
+            if self._open:
+                return
+        self.pieces.append(text[at:])
 
-    text: str
-    style: CallFormat
-    names: Collection[str]
-    done: bool
-    calls: list[Call] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)
+    def _search(self, pattern: regex.Pattern[str], at: int) -> regex.Match[str] | None:
+        """The first match from an offset on, or what may be the beginning of one at the end of a partial answer."""
+        match = pattern.search(self._text, at)
+        if self._done:
+            return match
+        unfinished = compiled(f"(?:{pattern.pattern}){_NEVER}")
+        begun = unfinished.search(self._text, max(at, len(self._text) - _LONGEST), partial=True)
+        return match if match and (begun is None or match.start() <= begun.start()) else begun
 
-    def is_meant(self, end: int) -> bool:
-        """Whether JSON without a tag, up to an offset, names a tool and has arguments, or may yet."""
-        if not self.calls or not self.calls[0].name:
-            return not self.done and end == len(self.text)
-        written = self.text[slice(*self.calls[0].offsets)]
-        return any(f'"{key}"' in written for key in _ARGUMENTS)
+    def _match(self, pattern: regex.Pattern[str], at: int) -> regex.Match[str] | None:
+        """The match at an offset, if what may follow cannot change it."""
+        if not self._done and pattern.fullmatch(self._text, at, partial=True):
+            self._open = True
+            return None
+        return pattern.match(self._text, at)
 
-    def part(self, begin: int, closing: str, names: Collection[str] | None = None) -> int:
-        """Add the calls and the text up to the next tag, and return its end; ``names`` are given without a tag."""
-        text, opening = self.text, self.style.opening
-        new: list[Call] = []
-        between: list[str] = []
-        at = scanned = begin
-        while True:
-            tags = [place for tag in (opening, closing) if tag and (place := text.find(tag, scanned)) >= 0]
-            stop = min(tags, default=len(text))
-            brace = text.find("{", scanned, stop)
-            if names is not None and not new and text[scanned : stop if brace < 0 else brace].strip(_BETWEEN):
-                return begin
-            if brace < 0:
+    def _section(self, opening: regex.Match[str], *, loosely: bool) -> int:
+        """Add the calls after what opens them, and the text between them, and return where the text after them begins.
+
+        Without a tag, the calls are objects that name a tool and have, but ``loosely``, arguments.
+        """
+        is_bare = opening["bare"] is not None
+        is_object = is_bare or self._is_object
+        closing = _FENCE if opening["fence"] else self._style.closing
+        self._after = compiled(_pattern(closing) or _NEVER) if is_object else self._end_of_call
+        parse, following = (self._object, self._inside(closing)) if is_object else (self._named_call, self._next)
+        count, place, begin = len(self.calls), len(self.pieces), opening.end()
+        end, match = begin, self._match(following, begin) if is_object else opening
+        while match is not None:
+            lead, stop = match["lead"], match.end("lead")
+            if match["more"] is None:
+                end = match.end()
+                if any(call.name for call in self.calls[count:]):
+                    self.pieces += [lead] if lead.strip(_BETWEEN) else []
+                else:  # all between two tags is one invalid call
+                    error = next((call.error for call in self.calls[count:]), None)
+                    del self.pieces[place:]
+                    self.calls[count:] = [self._invalid(begin, stop, error)]
                 break
-            name, call, end = _call(text, brace, self.style, closing, self.done)
-            scanned = len(text) if end is None else end
-            is_call = names is None or name in names
-            if is_call or (end is None and name is None):
-                between.append(text[at:brace])
-                new += [call] if is_call else []
-                at = scanned
-            elif not new:
-                return begin
-        is_open = not self.done and stop == len(text)
-        after = stop + len(closing) if text.startswith(closing, stop) else stop
-        if names is not None and not new:
-            return stop if is_open else begin
-        if names is None and not any(call.name for call in new):
-            if not is_open:  # all between two tags is one invalid call, because it has none with a name
-                written = text[begin:stop].strip()
-                first = text.index(written, begin)
-                error = next((call.error for call in new), CUT_OFF if stop == len(text) else NOT_JSON)
-                self.calls.append(Call(written=written, offsets=(first, first + len(written)), error=error))
-            return after
-        rest = text[at:stop]
-        if is_open:
-            rest = min((without_partial(rest, tag) for tag in (opening, closing)), key=len)
-        self.calls.extend(new)
-        self.pieces.extend(piece for piece in (*between, rest) if piece.strip(_BETWEEN))
-        return after
+            name, call, following_at = parse(match.end())
+            self._open = following_at is None
+            if is_bare:
+                has_arguments = any(f'"{key}"' in self._text[slice(*call.offsets)] for key in _ARGUMENTS)
+                self._open = self._open and (name is None or name in self._names)
+                call = replace(call, is_bare=not loosely)
+                if name not in self._names or not (loosely or has_arguments):
+                    break
+            if self._open and call.name is None:
+                break
+            if call.arguments is not None and not can_be_sent(call.arguments):
+                call = replace(call, arguments=None, error=HALF_A_CHARACTER)
+            self.pieces += [lead] if lead.strip(_BETWEEN) else []
+            self.calls.append(call)
+            if following_at is None:
+                break
+            end, match = following_at, self._match(following, following_at)
+        if self._open and not any(call.name for call in self.calls[count:]):
+            del self.pieces[place:], self.calls[count:]
+        return end
+
+    def _invalid(self, begin: int, end: int, error: str | None = None) -> Call:
+        """A call that cannot be parsed."""
+        written, first = self._text[begin:end].strip(), skip_space(self._text, begin)
+        error = error or (CUT_OFF if end == len(self._text) else NOT_JSON)
+        return Call(written=written, offsets=(first, first + len(written)), error=error)
+
+    # The surroundings of calls.
+
+    @property
+    def _is_object(self) -> bool:
+        return self._style.members is not None
+
+    @property
+    def _begins_bare(self) -> bool:
+        """Whether an answer may begin with calls without a tag; decoding may have removed it."""
+        return self._is_object and not self._style.tagged
+
+    @cached_property
+    def _opening(self) -> regex.Pattern[str]:
+        """What stands before calls, with a group ``bare`` if that is no tag of the format."""
+        keys = "" if self._begins_bare else '\\s*"(?:name|arguments|parameters)"'
+        bare = f"(?P<bare>^[ \\t]*(?:(?P<fence>{_FENCE})[a-z_]*\\s*)?(?=(?:\\[\\s*)?\\{{{keys}))"
+        return compiled(f"{bare}|{self._own_opening.pattern}")
+
+    @cached_property
+    def _own_opening(self) -> regex.Pattern[str]:
+        style = self._style
+        if self._is_object:
+            return compiled(_pattern(style.opening) or _NEVER)
+        before, head = _pattern(style.before), _pattern(style.head)
+        if not style.tagged:
+            begin = head or before or f"(?:\\G|{_pattern(style.separator) or _NEVER})"
+            opening = f"{begin}{self._untagged}"
+        elif head and before:
+            opening = f"(?:{head}(?:\\s*{before})?|{before})"
+        else:
+            channel = f"(?:{regex.escape(self._headers[0])}\\w*\\s*)?" if self._headers else ""
+            opening = head or f"{channel}{before}"
+        return compiled(f"(?P<more>{opening})(?P<lead>)")
+
+    @cached_property
+    def _next(self) -> regex.Pattern[str]:
+        """What stands after a call: before the next, or after the last."""
+        style = self._style
+        if self._is_object:
+            return self._inside(style.closing)
+        separator, before = _pattern(style.separator), _pattern(style.before)
+        more = f"(?:{separator}\\s*)?{before}" if before and separator else before or separator or self._untagged
+        after, tail = (_some(text) or _NEVER for text in (style.after, style.tail))
+        return compiled(f"(?P<lead>)(?:\\s*{after})?(?:(?P<more>\\s*{more})|\\s*{tail})?")
+
+    def _inside(self, closing: str) -> regex.Pattern[str]:
+        """Text before an object, or before what closes a series of objects."""
+        opening = _pattern(self._style.opening) if self._is_object else ""
+        ends = ["(?P<more>(?=\\{))", _pattern(closing), opening and f"(?={opening})", "\\Z" if self._done else ""]
+        return compiled(f"(?P<lead>[^{{]*?)(?:{'|'.join(filter(None, ends))})")
+
+    @cached_property
+    def _untagged(self) -> str:
+        """The beginning of a call in a format without a tag before it."""
+        names = "|".join(map(regex.escape, self._names)) or _NEVER
+        brace = "" if self._style.parameters else "\\s*\\{"
+        return f"\\s*(?=(?:{names})\\s*{_pattern(self._style.between)}{brace})"
+
+    @cached_property
+    def _headers(self) -> list[str]:
+        """The tags of a message's header, which stand after a name or, for some answers, before it."""
+        tags = regex.findall("<[^<>]*>", self._style.between)
+        return tags if len(tags) > 1 else []
+
+    @cached_property
+    def _end_of_call(self) -> regex.Pattern[str]:
+        """What closes a call whose name stands outside of JSON or, if nothing does, the series of calls."""
+        return compiled(_some(self._style.after) or _some(self._style.tail) or _NEVER)
+
+    @cached_property
+    def _named(self) -> regex.Pattern[str]:
+        """A name, and the text before the arguments, of which a header may begin otherwise."""
+        own, between = self._style.parameters, _pattern(self._style.between)
+        if not between:
+            ends = [_pattern(own.before) if own else "\\{", _some(self._style.after), _some(self._style.tail)]
+            return compiled(f"\\s*{_NAME}\\s*(?={'|'.join(filter(None, ends))})")
+        tags = regex.findall("<[^<>]*>", self._style.between)
+        loosely = ""
+        if tags and own is None:
+            loosely = f"|\\s*(?P<name>[\\w.-]+)(?![\\w.-])[^{{}}\\n]{{0,80}}?{regex.escape(tags[-1])}"
+        return compiled(f"\\s*{_NAME}\\s*{between}{loosely}")
+
+    # The calls themselves.
+
+    def _named_call(self, at: int) -> Parsed:
+        """The call that begins with its name."""
+        named = self._named.match(self._text, at)
+        if named is None:
+            return self._broken(None, at, at)
+        name, begin = named["name"].strip(), named.start("name")
+        if self._style.parameters is not None:
+            return self._written_one_by_one(name, begin, named.end(), self._style.parameters)
+        first = skip_space(self._text, named.end())
+        if not self._text.startswith("{", first):
+            return self._broken(name, begin, first, error=NOT_AN_OBJECT)
+        members = members_at(self._text, first)
+        if members.end is None:
+            return self._broken(name, begin, first, members.broken_at)
+        value = {key: inner for key, inner, *_ in members.entries}
+        arguments, written, values = arguments_of(self._text, value, first, members.end)
+        return name, Call(name, written, arguments, (begin, members.end), values), members.end
+
+    def _broken(self, name: str | None, begin: int, first: int, searched: int = 0, error: str = NOT_JSON) -> Parsed:
+        """A call that is cut off, or broken before ``searched``: its text from ``first`` on, up to the next tag."""
+        text, after = self._text, self._after
+        edge = self._search(compiled(f"{after.pattern}|{self._own_opening.pattern}"), max(searched, first))
+        stop = first + len(text[first : edge.start() if edge else None].rstrip())
+        is_cut = not text[first:].strip() if error == NOT_AN_OBJECT else edge is None or bool(edge.partial)
+        shown = "" if error == NOT_AN_OBJECT and not self._done else strict_json(text[first:stop])
+        call = Call(name, shown, None, (begin, max(begin, stop)), error=CUT_OFF if is_cut else error)
+        return name, call, stop if self._done else None
+
+    def _object(self, at: int) -> Parsed:
+        """The call that is a JSON object with a name and arguments."""
+        text, style, members = self._text, self._style, members_at(self._text, at)
+        name_keys, argument_keys = (*style.keys(NAME), "name"), (*style.keys({}), *_ARGUMENTS)
+        ignored = (*style.keys(ID), *style.keys(NUMBER), *_IGNORED)
+        name: str | None = None
+        member: tuple[Any, int, int] | None = None
+        problem: str | None = None
+        named = True
+        for key, value, first, last in members.entries:
+            if style.keyed and key not in name_keys and name is None:
+                name, member = key, (value, first, last)
+            elif key in name_keys and name is None and isinstance(value, str):
+                name = value if can_be_sent(value) else ""
+            elif key in argument_keys and member is None:
+                member = value, first, last
+            elif key not in ignored and problem is None:
+                not_text = key in name_keys and not isinstance(value, str)
+                problem = "its name is not a string" if not_text else f"it has no place for a member {short_repr(key)}"
+                named = member is not None
+        end, named = members.end, bool(name) and named
+        has_both = named and member is not None and isinstance(member[0], dict) and problem is None
+        if end is None and member and has_both and members.open_key is None:
+            broken = members.at < len(text) and text[members.at] != '"'
+            if broken or (self._done and not text[member[2] :].strip()):  # the last brace is missing
+                end = member[2]
+        if end is None and not (named and (member or members.open_key in argument_keys)):
+            return name, *self._broken(None, at, at, members.broken_at)[1:]
+        if end is None:
+            first, complete = member[1:] if member else (members.open_at, None)
+            _, call, stop = self._broken(name, at, first, members.broken_at)
+            if not self._done:  # others may yet become an object
+                shown = text[first : complete or call.offsets[1]] if text.startswith("{", first) else ""
+                call = replace(call, written=strict_json(shown))
+            return name, call, stop
+        if not named:
+            return name, Call(written=text[at:end], offsets=(at, end), error=problem or "it has no name"), end
+        value, first, last = member or (None, end, end)
+        arguments, written, values = arguments_of(text, value, first, last)
+        if problem is None and arguments is not None:
+            return name, Call(name, written, arguments, (at, end), values), end
+        written = written if problem is None else strict_json(text[first:end])
+        return name, Call(name, written, offsets=(at, end), error=problem or NOT_AN_OBJECT), end
+
+    def _written_one_by_one(self, name: str, begin: int, at: int, own: Parameters) -> Parsed:
+        text, arguments, values = self._text, dict[str, Any](), dict[str, tuple[int, int]]()
+        schema = self._names.get(name) if isinstance(self._names, Mapping) else None
+        while True:
+            at = skip_space(text, at)
+            key = self._key.match(text, at, partial=not self._done)
+            if key is None and self._end_of_call.match(text, at):
+                return name, Call(name, json.dumps(arguments, ensure_ascii=False), arguments, (begin, at), values), at
+            place = None if key is None or key.partial else self._value(key, own, schema)
+            if key is None or place is None:
+                error = CUT_OFF if self._end_of_call.search(text, at) is None else NOT_AS_WRITTEN
+                break
+            if key["key"] in arguments:
+                error = f"it gives the argument {short_repr(key['key'])} twice"
+                break
+            arguments[key["key"]], first, last, at = place
+            values[key["key"]] = first, last
+        _, call, stop = self._broken(name, begin, at, error=error)
+        return name, replace(call, written=json.dumps(arguments, ensure_ascii=False)[:-1], error=error), stop
+
+    @cached_property
+    def _key(self) -> regex.Pattern[str]:
+        """The name of an argument, and the texts around it."""
+        own = self._style.parameters
+        assert own is not None
+        name = f"[^\\s<>\"'{_BRACKETS}=:,]{{1,256}}" if own.literal else _WORDS.replace("OTHERS", "")
+        kind = '(?P<kind>[^<>"]*?)' if own.kind("string") else ""
+        begin, end = map(_pattern, own.edges)
+        separator = f"(?:{_pattern(own.separator)}\\s*)?"
+        return compiled(f"{separator}{_pattern(own.before)}\\s*(?P<key>{name})\\s*{begin}{kind}{end}")
+
+    @cached_property
+    def _end_of_value(self) -> regex.Pattern[str]:
+        """The text after a value that another argument or the end of the call follows."""
+        own = self._style.parameters
+        assert own is not None
+        another = f"(?:{_pattern(own.separator)}\\s*)?{_pattern(own.before)}"
+        return compiled(f"{_pattern(own.after)}(?=\\s*(?:{another}|{self._end_of_call.pattern}))")
+
+    def _value(self, key: regex.Match[str], own: Parameters, schema: Any) -> tuple[Any, int, int, int] | None:
+        """The value after a key, its start and end, and the end of the text after it."""
+        text, at = self._text, key.end()
+        if own.literal:
+            try:
+                value, end = value_at(text, at, own.quote if len(own.quote) > 1 else "")
+            except ValueError:
+                return None
+            if not self._done and end == len(text):  # a number may have more digits
+                return None
+            first = skip_space(text, at)
+            quotes = len(own.quote) if text.startswith(own.quote, first) else 1
+            inside = quotes if isinstance(value, str) and value else 0
+            return value, first + inside, end - inside, end
+        closed = self._search(self._end_of_value, at)
+        if closed is None and self._done:
+            closed = compiled(_pattern(own.after)).search(text, at)
+        if closed is None or closed.partial:
+            return None
+        kind = key.groupdict().get("kind")
+        is_text = None if kind is None else kind == own.kind("string")
+        before, after = own.between["string"], own.after
+        raw = text[at : closed.start()].removeprefix(before[len(before.rstrip()) :])
+        first = closed.start() - len(raw)
+        raw = raw.removesuffix(after[: len(after) - len(after.lstrip())])
+        if raw.startswith(_CDATA[0]) and raw.endswith(_CDATA[1]):
+            first, raw, is_text = first + len(_CDATA[0]), raw[len(_CDATA[0]) : -len(_CDATA[1])], True
+        return typed(raw, schema, key["key"], is_text=is_text), first, first + len(raw), closed.end()
 
 
-def _call(text: str, at: int, style: CallFormat, tag: str, done: bool) -> tuple[str | None, Call, int | None]:
-    """The call that begins with a brace: its name if it is complete, the call, and its end once that is known."""
-    members = members_at(text, at)
-    name_keys, argument_keys = (*style.keys(NAME), "name"), (*style.keys({}), *_ARGUMENTS)
-    ignored = (*style.keys(ID), *style.keys(NUMBER), *_IGNORED)
-    name: str | None = None
-    member: tuple[Any, int, int] | None = None
-    problem: str | None = None
-    named = True
-    for key, value, first, last in members.entries:
-        if style.keyed and key not in name_keys and name is None:
-            name, member = key, (value, first, last)
-        elif key in name_keys and name is None and isinstance(value, str):
-            name = value if can_be_sent(value) else ""
-        elif key in argument_keys and member is None:
-            member = value, first, last
-        elif key not in ignored and problem is None:
-            not_text = key in name_keys and not isinstance(value, str)
-            problem = "its name is not a string" if not_text else f"it has no place for a member {short_repr(key)}"
-            named = member is not None
-    end = members.end
-    if end is None and name and member and isinstance(member[0], dict) and not problem and members.open_key is None:
-        broken = members.at < len(text) and text[members.at] != '"'
-        if broken or (done and not text[member[2] :].strip()):  # the last brace is missing
-            end = member[2]
-    if end is None:
-        begins = members.open_at if members.open_key is not None else members.at
-        closing = text.find(tag, begins) if tag else -1
-        stop = closing if closing >= 0 else len(text) if done else len(without_partial(text, tag))
-        cut = Call(
-            written=text[at:stop] if done else "", offsets=(at, stop), error=CUT_OFF if closing < 0 else NOT_JSON
-        )
-        if name and named and (member or members.open_key in argument_keys):
-            first, last = member[1:] if member else (begins, stop)
-            shown = last if text.startswith("{", first) else first  # others may yet become an object
-            cut = replace(cut, name=name, written=strict_json(text[first : stop if done else shown]))
-        return name, cut, stop if done else None
-    if not name or not named:
-        return name, Call(written=text[at:end], offsets=(at, end), error=problem or "it has no name"), end
-    value, first, last = member or (None, end, end)
-    arguments, written, values = arguments_of(text, value, first, last)
-    if problem is not None:
-        written = strict_json(text[first:end])
-    elif arguments is None:
-        problem = NOT_AN_OBJECT
-    elif not can_be_sent(arguments):
-        problem, written = HALF_A_CHARACTER, strict_json(text[first:last])
-    if problem is not None:
-        return name, Call(name, written, offsets=(at, end), error=problem), end
-    return name, Call(name, written, arguments, (at, end), values), end
+def compiled(pattern: str) -> regex.Pattern[str]:
+    return regex.compile(pattern, regex.MULTILINE)
+
+
+def _pattern(text: str) -> str:
+    """A regular expression for a text of the format, whatever white space is in it."""
+    words = "\\s*".join(map(regex.escape, text.split()))
+    return PLACEHOLDER.sub(lambda _: "[^\\s<>\"'|]*?", words)
+
+
+def _some(text: str) -> str:
+    """A regular expression for the tags of a text, of which some may be missing, but not all."""
+    tags = _TAGS.findall(text.strip())
+    ways = [
+        _pattern(tag.lstrip(ID + NAME + NUMBER))
+        + "".join(f"(?:\\s*{_pattern(later)})?" for later in tags[number + 1 :])
+        for number, tag in enumerate(tags)
+    ]
+    return f"(?:{'|'.join(ways)})" if ways else ""

@@ -1,101 +1,62 @@
 """Values as models write them in calls: as JSON, as Python does, or with quotes of their own."""
 
+import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from itertools import product
 from math import prod
 from typing import Any
 
 from cocoa_integrations.tool_calling.call_format import json_type
-from cocoa_integrations.tool_calling.json_text import DECODER, skip_space
+from cocoa_integrations.tool_calling.json_text import DECODER
 
-_NONE = "there is no complete value"
-_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
-_WORD = re.compile(r"[A-Za-z]+")
-_WORDS = {"true": True, "false": False, "null": None, "none": None}
+_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4})|(.))", re.DOTALL)
-_CLOSED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_QUOTE = re.compile(r"(?<!\\)(?:\\\\)*'\s*")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _MAX_DEPTH = 200
 _MAX_STEPS = 8  # of references, and of parts inside of parts
 _MAX_WAYS = 64
 
 
-def value_at(text: str, at: int, quote: str = "", depth: int = 0) -> tuple[Any, int]:
+@cache
+def _token(quote: str, closers: str) -> re.Pattern[str]:
+    """A part of a value, by its kind. Quotes in a text that have no escapes do not stand before ``closers``."""
+    own = f"{re.escape(quote)}(?P<own>.*?){re.escape(quote)}|" if quote else ""
+    texts = rf"""(?P<double>"(?:[^"\\]|\\.)*")|'(?P<single>(?:[^\\]|\\.)*?)'(?=\s*[{closers}])"""
+    others = r"""(?P<sign>[\[\]{},:])|(?P<key>[^\[\]{},:"']+?)(?=\s*:)|(?P<word>[-+.\w]+)"""
+    return re.compile(rf"\s*(?:{own}{texts}|{others})", re.DOTALL)
+
+
+def value_at(text: str, at: int, quote: str = "") -> tuple[Any, int]:
     """The value at an offset and its end. ``quote`` are further quotes, between which a string has no escapes.
 
     A ``ValueError`` says that there is none.
     """
-    at = skip_space(text, at)
-    if quote and text.startswith(quote, at):
-        end = text.find(quote, at + len(quote))
-        if end < 0:
-            raise ValueError(_NONE)
-        return text[at + len(quote) : end], end + len(quote)
-    if depth > _MAX_DEPTH or at == len(text) or (quote and quote.startswith(text[at:])):
-        raise ValueError(_NONE)
-    if text[at] in "\"'":
-        return _string(text, at, ",)" if depth == 0 else ",]}:")
-    if text[at] in "[{":
-        return _members(text, at, quote, depth)
-    if number := _NUMBER.match(text, at):
-        return DECODER.decode(number[0]), number.end()
-    word = _WORD.match(text, at)
-    if word is None or word[0].lower() not in _WORDS:
-        raise ValueError(_NONE)
-    return _WORDS[word[0].lower()], word.end()
-
-
-def _string(text: str, at: int, closers: str) -> tuple[str, int]:
-    if text[at] == '"':
-        if _CLOSED.match(text, at) is None:
-            raise ValueError(_NONE)
-        value, end = DECODER.raw_decode(text, at)
-        return str(value), end
-    for match in _QUOTE.finditer(text, at + 1):  # some templates leave out the escapes of quotes
-        if match.end() == len(text):
+    written, depth = list[str](), 0  # as JSON
+    while match := _token(quote, r",\]}:" if depth else ",)").match(text, at):
+        at, kind = match.end(), str(match.lastgroup)
+        part = match[kind]
+        if kind == "word":
+            part = _WORDS.get(part.lower(), part)
+        elif kind == "single":
+            part = json.dumps(_ESCAPE.sub(_unescaped, part))
+        elif kind in ("own", "key"):
+            part = json.dumps(part)
+        elif part in ("]", "}") and written[-1:] == [","]:
+            written.pop()
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(part, 0)
+        written.append(part)
+        if depth == 0:
+            return DECODER.decode("".join(written)), at
+        if depth > _MAX_DEPTH:
             break
-        if text[match.end()] in closers:
-            end = text.index("'", match.start())
-            return _ESCAPE.sub(_unescaped, text[at + 1 : end]), end + 1
-    raise ValueError(_NONE)
+    raise ValueError("there is no complete value")
 
 
 def _unescaped(match: re.Match[str]) -> str:
     code = match[1] or match[2] or match[3]
     return chr(int(code, 16)) if code else _ESCAPED.get(match[4], match[4] if match[4] in "'\"\\" else match[0])
-
-
-def _members(text: str, at: int, quote: str, depth: int) -> tuple[Any, int]:
-    """A list, or an object, whose keys need no quotes."""
-    listed, values, members = text[at] == "[", list[Any](), dict[str, Any]()
-    at = skip_space(text, at + 1)
-    while not text.startswith("]" if listed else "}", at):
-        if not listed:
-            key: Any
-            if (quote and text.startswith(quote, at)) or text[at : at + 1] in ("'", '"'):
-                key, at = value_at(text, at, quote, depth + 1)
-            else:
-                colon = text.find(":", at)
-                if colon < 0:
-                    raise ValueError(_NONE)
-                key, at = text[at:colon].strip(), colon
-            at = skip_space(text, at)
-            if not text.startswith(":", at):
-                raise ValueError(_NONE)
-            at += 1
-        value, at = value_at(text, at, quote, depth + 1)
-        if listed:
-            values.append(value)
-        else:
-            members[str(key)] = value
-        at = skip_space(text, at)
-        if text.startswith(",", at):
-            at = skip_space(text, at + 1)
-        elif not text.startswith("]" if listed else "}", at):
-            raise ValueError(_NONE)
-    return (values if listed else members), at + 1
 
 
 def typed(raw: str, schema: Any, key: str, *, is_text: bool | None) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 from cocoa_engine import CocoaEngine
 from cocoa_integrations._shared.reasoning import ReasoningTags
 from cocoa_integrations.chat_service.local import GrowingAnswer
-from cocoa_integrations.tool_calling import Plan, ToolRequest, marked_calls, reading
+from cocoa_integrations.tool_calling import Plan, ToolRequest, reading
 from cocoa_integrations.tool_calling.derivation import Probe
 from cocoa_integrations.tool_calling.formats import template_format, template_reasoning
 from cocoa_integrations.tool_calling.values import value_at
@@ -403,17 +402,22 @@ def test_json_and_text_about_a_tool_are_no_call(template: str, answer: str, capl
 class CountingPattern:
     """A regular expression that adds up the characters between the beginning and the end of each search."""
 
-    def __init__(self, pattern: re.Pattern[str], counts: Counter[str]) -> None:
-        self.pattern, self._pattern, self._counts = pattern.pattern, pattern, counts
+    def __init__(self, pattern: Any, counts: Counter[str]) -> None:
+        self._pattern, self._counts = pattern, counts
 
-    def search(self, text: str, at: int = 0, end: int | None = None) -> re.Match[str] | None:
-        end = len(text) if end is None else end
-        match = self._pattern.search(text, at, end)
+    def search(self, text: str, *places: int, partial: bool = False) -> Any:
+        at, end = (*places, 0)[0], len(text) if len(places) < 2 else places[1]
+        match = self._pattern.search(text, at, end, partial=partial)
         self._counts["characters"] += max(0, (end if match is None else match.end()) - at)
         return match
 
-    def match(self, text: str, at: int = 0) -> re.Match[str] | None:
-        match = self._pattern.match(text, at)
+    def match(self, text: str, at: int = 0, *, partial: bool = False) -> Any:
+        return self._counted(self._pattern.match(text, at, partial=partial), text, at)
+
+    def fullmatch(self, text: str, at: int = 0, *, partial: bool = False) -> Any:
+        return self._counted(self._pattern.fullmatch(text, at, partial=partial), text, at)
+
+    def _counted(self, match: Any, text: str, at: int) -> Any:
         passed = at + 1 if match is None else match.end()
         self._counts["characters"] += max(passed, len(text) - len(text[at:].lstrip())) - at
         return match
@@ -424,21 +428,14 @@ class CountingPattern:
 
 def steps_of(work: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> int:
     """The lines of this package that run, and the characters that its regular expressions pass."""
-    counts = Counter[str]()
+    counts, compiled = Counter[str](), reading.compiled
 
     def traced(frame: FrameType, event: str, argument: Any) -> Any:
         counts["lines"] += event == "line"
         return traced if "cocoa_integrations" in frame.f_code.co_filename else None
 
-    def counting(pattern: str, flags: int = 0) -> CountingPattern:
-        return CountingPattern(re.compile(pattern, flags), counts)
-
     with monkeypatch.context() as patch:
-        for module in (marked_calls, reading):
-            patch.setattr(module, "re", SimpleNamespace(**{**vars(re), "compile": counting}))
-            for name, value in vars(module).items():
-                if isinstance(value, re.Pattern):
-                    patch.setattr(module, name, CountingPattern(value, counts))
+        patch.setattr(reading, "compiled", lambda pattern: CountingPattern(compiled(pattern), counts))
         before = sys.gettrace()
         sys.settrace(traced)
         try:

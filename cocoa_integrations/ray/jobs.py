@@ -23,7 +23,6 @@ from cocoa_engine.files import locked
 from cocoa_engine.integration import LoadOptions, need, safe_logger
 from cocoa_integrations.evaluation.files import append_lines, read_lines
 from cocoa_integrations.ray.settings import RaySettings, engine_of
-from cocoa_integrations.server.process import listening
 from cocoa_integrations.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -265,6 +264,8 @@ def serve(load: LoadOptions, config: CocoaConfig, server: ServerSettings, **of_r
 
     ``of_ray`` has fields of :class:`~cocoa_integrations.ray.RaySettings`; `None` is the default.
     """
+    from cocoa_integrations.server.process import listening  # loads torch
+
     load = everywhere(load)
     counts = {name: value for name, value in of_ray.items() if value is not None}
     with listening(server) as opened:

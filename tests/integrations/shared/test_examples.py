@@ -61,6 +61,13 @@ def test_langchain_abstain(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"withheld: \S+", unknown)
 
 
+def test_cascade(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "cascade.py"))["main"](threshold=0.36)
+    lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert [(len(risks), float(risks[0]) >= 0.36) for _, *risks, _ in lines] == [(1, False), (2, True), (2, True)]
+    assert "Marta Lindqvist" in lines[0][-1]
+
+
 def test_llamaindex_rag(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "llamaindex_rag.py"))["main"]()
     printed = capsys.readouterr().out

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import matplotlib
 import numpy as np
 import torch
-from cocoa_engine.lab.ranking import Floats, interval
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -28,6 +27,7 @@ from benchmarks.own_answers import rag, read, write
 from benchmarks.rag_questions import KINDS
 from benchmarks.settings import ROOT
 from cocoa_engine import CocoaEngine, Runtime
+from cocoa_engine.lab.statistics import Floats, interval
 
 ANSWERS = ROOT / "benchmarks" / "results" / "cascade.csv"
 FIGURE = ROOT / "docs" / "how-to" / "cascade.svg"

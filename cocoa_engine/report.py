@@ -348,7 +348,7 @@ class RiskSummary(ReportEntry):
     answer_threshold: Finite = Field(description="Threshold of `answer_risk`; `None` without one.")
     answer_risk: Finite
     """Risk of the answer as a whole, from its spans after the reasoning, in [0, 1]; `None` in a partial report."""
-    answer_risk_source: AnswerRiskSource | None
+    answer_risk_source: AnswerRiskSource | None = None
     """Where `answer_risk` comes from: `calibrator`, an estimated probability that the answer is wrong; `rank`, the
     share of right answers that were less surprising to the model."""
     out_of_domain: bool = False

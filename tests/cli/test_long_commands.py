@@ -204,9 +204,13 @@ def test_heads_continue(commands: Commands, tmp_path: Path, given: list[str], mo
     stopped = commands.run(*command)
     assert (stopped.exit_code, out.exists()) == (130, False)
     assert "answering: 4 of 6 were done; they are kept in" in stopped.stderr
+    commands.until = 10
+    stopped = commands.run(*command)
+    assert (stopped.exit_code, out.exists()) == (130, False)
+    assert "asking: 4 of 12 were done; they are kept in" in stopped.stderr
     commands.until = 10**6
     finished = successful(commands.run(*command))
-    assert (len(texts), commands.prompts, commands.folders()) == (1 + 4, 6, [])
+    assert (len(texts), commands.prompts, commands.folders()) == (1 + 4, 6 + 12, [])
     found = out.read_text(encoding="utf-8")
     (kept,) = (tmp_path / "own" / "heads").glob("*.json")
     assert kept.read_text(encoding="utf-8") == found
@@ -215,7 +219,7 @@ def test_heads_continue(commands: Commands, tmp_path: Path, given: list[str], mo
     assert again.stdout == finished.stdout
     # prompts whose beginnings the engine remembers are read in other parts, and rounded otherwise
     assert json.loads(out.read_text(encoding="utf-8"))["reference"] == near(json.loads(found)["reference"])
-    assert (len(texts), commands.prompts) == ((1 + 4, 6) if given else (1 + 8, 12))
+    assert (len(texts), commands.prompts) == ((1 + 4, 18) if given else (1 + 8, 36))
 
 
 @pytest.mark.slow

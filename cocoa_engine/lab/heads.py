@@ -289,8 +289,9 @@ def quantiles(values: NDArray[np.float64]) -> list[float]:
 
 
 SHORT = Path(__file__).with_name("short_questions.json")
-STOPPED, MIN_RIGHT = 0.1, 10
-"""The share of right answers that the threshold of spans stops, and the fewest right answers of a distribution."""
+STOPPED, MIN_RIGHT, ANSWERED = 0.1, 10, 32
+"""The share of right answers that the threshold of spans stops, the fewest right answers of a distribution, and the
+tokens of an answer."""
 
 
 def with_right_answers(
@@ -313,7 +314,7 @@ def with_right_answers(
     asked: list[Question] = [*short[:questions], *made_questions(count=questions, seed=11)]
     requests = (question.text if question.context is None else question.request for question in asked)
     prompts = [request_prompt(engine, request) for request in requests]
-    config = engine.config.replace(max_new_tokens=MAX_NEW_TOKENS, max_risk=None, method="cocoa-sig")
+    config = engine.config.replace(max_new_tokens=ANSWERED, max_risk=None, method="cocoa-sig")
     answer_cache = None if cache is None else AnswerCache(cache, "right", engine, config)
     done, right = list[int](), list[tuple[bool, list[float]]]()
 

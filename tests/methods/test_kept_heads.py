@@ -117,7 +117,7 @@ def test_a_model_measures_its_right_answers(engine: CocoaEngine, monkeypatch: py
     assert (own.of, measured.heads, measured.reference) == (engine.model_name, heads.heads, heads.reference)
     asked = [Question(text, None, tuple(known), text) for text, *known in json.loads(lab_heads.SHORT.read_text())[:9]]
     prompts = [engine.encode_chat([{"role": "user", "content": question.text}]) for question in asked]
-    answers = engine.generate_batch(prompts, max_new_tokens=48)
+    answers = engine.generate_batch(prompts, max_new_tokens=lab_heads.ANSWERED)
     right = [answer for answer, question in zip(answers, asked, strict=True) if question.is_right(answer.text)]
     ranks = [
         own.rank([value for span in answer.spans for value in span.token_log_probs], closed_book=True)

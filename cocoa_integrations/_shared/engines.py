@@ -152,7 +152,9 @@ class LazyEngine:
         self._lock = free_in_child(threading.Lock())
         calibrator = arguments.get("calibrator", "auto")
         # engines that differ in the calibrator share their batch and their prefix cache too
-        self._default = None if calibrator == "auto" else _lazy_engine({**arguments, "calibrator": "auto"}, weights)
+        self._default = (
+            None if calibrator == "auto" else _once(LazyEngine, {**arguments, "calibrator": "auto"}, weights)
+        )
 
     @property
     def runtime(self) -> Runtime:
@@ -202,9 +204,9 @@ class _Weights:
         self._parts: tuple[Any, PreTrainedTokenizerBase, str] | None = None
         self._lock = free_in_child(threading.Lock())
         self.settings = ""
-        self._by_name = None
+        self._by_name: _Weights | None = None
         if model is None and tokenizer is not None:
-            self._by_name = _weights({**arguments, "tokenizer_name": None, "tokenizer_kwargs": {}})
+            self._by_name = _once(_Weights, {**arguments, "tokenizer_name": None, "tokenizer_kwargs": {}}, None, None)
 
     @cached_property
     def context_window(self) -> int | None:
@@ -257,29 +259,16 @@ def lazy_engine(
     """
     by_name = {name: value for name, value in arguments.items() if name not in ("runtime", "calibrator")}
     with _shared_lock:
-        return _lazy_engine(dict(arguments), _weights(by_name, model, tokenizer))
+        return _once(LazyEngine, dict(arguments), _once(_Weights, by_name, model, tokenizer))
 
 
-def _lazy_engine(arguments: dict[str, Any], weights: _Weights) -> LazyEngine:
-    return _once(("engine", id(weights), arguments), lambda: LazyEngine(arguments, weights))
-
-
-def _weights(
-    arguments: dict[str, Any],
-    model: PreTrainedModel | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-) -> _Weights:
-    objects = id(model), id(tokenizer)  # alive as long as the entry is, so their ids are theirs alone
-    return _once(("weights", *objects, arguments), lambda: _Weights(arguments, model, tokenizer))
-
-
-def _once(key: tuple[Any, ...], make: Callable[[], Shared]) -> Shared:
-    *rest, arguments = key
-    text = repr((*rest, sorted(arguments.items())))
+def _once(kind: Callable[..., Shared], arguments: dict[str, Any], *parts: Any) -> Shared:
+    """The object of these arguments and parts, which it holds, so that their ids are theirs alone."""
+    key = repr((kind, *map(id, parts), sorted(arguments.items())))
     with _shared_lock:
-        shared = _shared.get(text)
+        shared = _shared.get(key)
         if shared is None:
-            shared = _shared[text] = make()
+            shared = _shared[key] = kind(arguments, *parts)
         return shared
 
 

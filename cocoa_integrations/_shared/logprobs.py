@@ -36,18 +36,14 @@ class TokenLogprobs:
         """
         entries = []
         shown = 0  # characters of the span's text that the tokens so far cover
-        for number, (token_id, log_prob) in enumerate(zip(span.token_ids, span.token_log_probs, strict=True)):
-            before = len(self._track.text)
-            top = [] if span.top_log_probs is None else [self._rival(*token) for token in span.top_log_probs[number]]
-            self._track.push(token_id)
-            piece = self._track.text[before:]
-            text = piece[: len(span.text) - shown]
-            shown += len(text)
-            if not piece and token_id in self._special:
-                if self._lists_special:
-                    entries.append({**self._named(token_id, log_prob), "top_logprobs": top})
-            elif text or not piece:
-                entries.append({**_entry(text, log_prob), "top_logprobs": top})
+        rivals: Sequence[Sequence[tuple[int, float]]] = span.top_log_probs or [()] * len(span.token_ids)
+        for entry in map(self.token, span.token_ids, span.token_log_probs, rivals):
+            text = entry["token"][: len(span.text) - shown]
+            if entry["bytes"] is None:  # a special token
+                entries += [entry] if self._lists_special else []
+            elif text or not entry["token"]:
+                shown += len(text)
+                entries.append({**entry, "token": text, "bytes": list(text.encode())})
         return entries
 
     def of_answer(self, spans: Iterable[Span]) -> list[dict[str, Any]]:

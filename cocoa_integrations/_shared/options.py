@@ -122,14 +122,6 @@ def template_kwargs(
     return kwargs
 
 
-def given_options(options: ChatTemplateOptions) -> dict[str, Any]:
-    """The options that differ from their defaults, by name."""
-    defaults = ChatTemplateOptions()
-    return {
-        name: getattr(options, name) for name in sorted(OPTIONS) if getattr(options, name) != getattr(defaults, name)
-    }
-
-
 def names(engine: CocoaEngine, name: str) -> bool:
     """Whether the source of the chat template contains a name."""
     return name in str(getattr(engine.tokenizer, "chat_template", None))

@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from cocoa_engine.errors import ConfigError, unknown
 from cocoa_engine.report import Detail
-from cocoa_integrations._shared.options import given_options, template_options
+from cocoa_integrations._shared.options import template_options
 from cocoa_integrations.chat_service import Answer, ChatCall, LocalChat
 from cocoa_integrations.langchain import structured
 from cocoa_integrations.langchain.answers import ReducedStream
@@ -136,8 +136,9 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
     def _identifying_params(self) -> Mapping[str, Any]:
         requests = {"tool_request": self._tool_request, "initial_tool_request": self._initial_request}
         tools = {name: repr(request) for name, request in requests.items() if request}
+        template = template_options(self).model_dump(exclude_defaults=True)
         source = {"source": list(self.source)} if self.source else {}
-        return {**super()._identifying_params, **tools, **given_options(self), **source}
+        return {**super()._identifying_params, **tools, **template, **source}
 
     def _with_tools(self, options: Mapping[str, Any]) -> Self:
         if not any(options.get(name) is not None for name in TOOLS | TOOL_DETAILS):

@@ -32,9 +32,9 @@ from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError
 from cocoa_engine.integration import require_unicode, safe_logger
 from cocoa_integrations._shared.engines import closed_at_exit
 from cocoa_integrations._shared.options import (
+    ChatTemplateOptions,
     config_of,
     fields_of,
-    given_options,
     require_text,
     split_settings,
     template_options,
@@ -329,7 +329,7 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
         request, rest = split_tools(rest)
         require_text(to_entries(messages))
         template = template_options(called)
-        if self._formats_messages and (request or given_options(template)):
+        if self._formats_messages and (request or template != ChatTemplateOptions()):
             raise ConfigError(
                 "tools, response_format and the options of the chat template need the chat template; leave out "
                 "messages_to_prompt."

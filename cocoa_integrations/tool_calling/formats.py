@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import wraps
 from itertools import groupby
@@ -30,8 +31,8 @@ HERMES = CallFormat(
 """Also of Qwen 2.5 and 3 and many others, and of our own prompt."""
 
 Result = TypeVar("Result")
-_derived: WeakKeyDictionary[Any, tuple[str, dict[Any, Any]]] = WeakKeyDictionary()
-"""By tokenizer: the source of its chat template, and what each function derived from it."""
+_derived: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+"""By tokenizer: what each function derived from a chat template of it."""
 
 
 def _once(derive: Callable[[CocoaEngine], Result]) -> Callable[[CocoaEngine], Result]:
@@ -40,14 +41,12 @@ def _once(derive: Callable[[CocoaEngine], Result]) -> Callable[[CocoaEngine], Re
     @wraps(derive)
     def held(engine: CocoaEngine) -> Result:
         tokenizer = engine.tokenizer
-        source = repr((getattr(tokenizer, "chat_template", None), getattr(tokenizer, "special_tokens_map", None)))
-        derived_from, results = _derived.get(tokenizer, ("", {}))
-        if derived_from != source:
-            results = {}
-            _derived[tokenizer] = source, results
-        if derive not in results:
-            results[derive] = derive(engine)
-        result: Result = results[derive]
+        names = ("chat_template", "special_tokens_map")
+        key = derive, repr([getattr(tokenizer, name, None) for name in names])
+        results = _derived.setdefault(tokenizer, {})
+        if key not in results:
+            results[key] = derive(engine)
+        result: Result = results[key]
         return result
 
     return held
@@ -155,12 +154,9 @@ def one_call_each(messages: Sequence[Mapping[str, Any]], *, takes_text: bool) ->
 
 def with_encoded_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages with the arguments of calls as JSON in a string, as some templates take them."""
-    encoded = []
-    for message in messages:
-        calls = [{**call, "function": {**call["function"]}} for call in message.get("tool_calls") or ()]
-        for call in calls:
-            call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-        encoded.append({**message, **({"tool_calls": calls} if calls else {})})
+    encoded: list[dict[str, Any]] = deepcopy([*map(dict, messages)])
+    for function in (call["function"] for message in encoded for call in message.get("tool_calls") or ()):
+        function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
     return encoded
 
 

@@ -4,13 +4,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-CUT_OFF = "the answer ends before the call is complete: max_tokens, max_risk or a stop text cut it off"
-NOT_JSON = "it is not valid JSON"
-NOT_THE_FORMAT = "it is not written as the chat template writes calls"
-NOT_AS_WRITTEN = "its arguments are not written as the format says"
-NOT_AN_OBJECT = "its arguments are not a JSON object"
-HALF_A_CHARACTER = "its arguments have half of a character (a lone surrogate)"
-
 
 def new_id() -> str:
     """An id for a call: nine letters and digits, as Mistral's templates require."""

@@ -152,10 +152,7 @@ def arguments_of(text: str, value: Any, start: int, end: int) -> tuple[Any, str,
         places = {key: without_quotes(inner, first, last) for key, inner, first, last in members}
         return value, strict_json(text[start:end]), places
     if isinstance(value, str):  # some models write the arguments as JSON in a string
-        try:
-            value = DECODER.decode(value) if value.strip() else None
-        except (ValueError, RecursionError):
-            return None, text[start:end], {}
-        if isinstance(value, dict) and can_be_sent(value):
-            return value, json.dumps(value, ensure_ascii=False), dict.fromkeys(value, (start, end))
+        if (arguments := object_of(value)) is not None:
+            return arguments, json.dumps(arguments, ensure_ascii=False), dict.fromkeys(arguments, (start, end))
+        value = value if value.strip() not in ("", "null") else None
     return ({}, "{}", {}) if value is None else (None, text[start:end], {})

@@ -167,18 +167,21 @@ class Plan:
         elif is_parsed and not done:
             reading = Reading("", [])
         else:
-            refused = parameters.keys() - {function["name"] for function in request.callable_tools}
             several, meant = request.parallel is not False, request.schema is None
             parsed: Reading | None = None
             if is_parsed:
                 place, tools = (start, len(text)), request.tools
-                parsed = parsed_response(self.engine.tokenizer, marked.text[start:], tools, place, refused)
+                parsed = parsed_response(self.engine.tokenizer, marked.text[start:], tools, place)
             reading = parsed or read(
-                marked.text, self.style, parameters, refused, several=several, done=done, start=start, meant=meant
+                marked.text, self.style, parameters, several=several, done=done, start=start, meant=meant
             )
             if done and meant and not reading.calls and (unread := unread_call(marked.text, [*parameters], start)):
                 reading.calls.append(unread)
         reading = _without_marks(reading, marked, {name for _, name in marks})
+        allowed = {function["name"] for function in request.callable_tools}
+        for number, call in enumerate(reading.calls):
+            if call.name in parameters.keys() - allowed:
+                reading.calls[number] = replace(call, error=f"the request does not allow a call of {call.name}")
         if not done:
             return reading
         if request.schema is not None and request.checked and not reading.calls:

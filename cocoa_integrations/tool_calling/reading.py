@@ -16,24 +16,15 @@ import regex
 
 from cocoa_engine.integration import short_repr
 from cocoa_integrations.tool_calling.call_format import ID, NAME, NUMBER, PLACEHOLDER, CallFormat, Parameters
-from cocoa_integrations.tool_calling.calls import (
-    CUT_OFF,
-    HALF_A_CHARACTER,
-    NOT_AN_OBJECT,
-    NOT_AS_WRITTEN,
-    NOT_JSON,
-    NOT_THE_FORMAT,
-    Call,
-    Reading,
-)
-from cocoa_integrations.tool_calling.json_text import (
-    arguments_of,
-    can_be_sent,
-    members_at,
-    skip_space,
-    strict_json,
-)
+from cocoa_integrations.tool_calling.calls import Call, Reading
+from cocoa_integrations.tool_calling.json_text import arguments_of, can_be_sent, members_at, skip_space, strict_json
 from cocoa_integrations.tool_calling.values import typed, value_at
+
+_CUT_OFF = "the answer ends before the call is complete: max_tokens, max_risk or a stop text cut it off"
+_NOT_JSON = "it is not valid JSON"
+_NOT_AN_OBJECT = "its arguments are not a JSON object"
+_NOT_AS_WRITTEN = "its arguments are not written as the format says"
+_NOT_THE_FORMAT = "it is not written as the chat template writes calls"
 
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("id", "type")  # it gets an id of ours, and every call is one of a function
@@ -60,7 +51,6 @@ def read(
     text: str,
     style: CallFormat,
     names: Collection[str],
-    refused: Collection[str] = (),
     *,
     several: bool = True,
     done: bool = True,
@@ -72,8 +62,7 @@ def read(
     All of it is in a call, in an invalid call or in the text, but for tags, separators and white space around calls. If
     it is not ``done``, text that may be the beginning of a call is left out, so that the result only grows. ``names``
     of tools distinguish a call from other JSON where no tag does; those of a mapping come with the schemas of their
-    arguments. ``meant``: JSON in a fence, or at the beginning of a line, that calls a tool is a call, too. Calls of
-    ``refused`` tools are invalid.
+    arguments. ``meant``: JSON in a fence, or at the beginning of a line, that calls a tool is a call, too.
     """
     reader = _Reader("\n" * start + text[start:], style, names, start, done=done)  # the answer begins a line
     reader.read(meant=meant)
@@ -82,9 +71,7 @@ def read(
         return Reading(text[start:], [])
     for number, call in enumerate(calls):
         error = call.error if done else None
-        if call.name in refused:
-            error = f"the request does not allow a call of {call.name}"
-        elif number and not several:
+        if number and not several:
             error = "only one call was allowed"
         calls[number] = replace(call, error=error)
     return Reading("".join(piece for piece in reader.pieces if piece.strip()), calls)
@@ -97,7 +84,7 @@ def unread_call(text: str, names: Collection[str], start: int = 0) -> Call | Non
         at = start + match.start()
         line = text[text.rfind("\n", start, at) + 1 : at]
         if line.replace(_FENCE, "").count("`") % 2 == 0:  # code in a sentence is about calls
-            return Call(written=text[at:].strip(), offsets=(at, len(text)), error=NOT_THE_FORMAT)
+            return Call(written=text[at:].strip(), offsets=(at, len(text)), error=_NOT_THE_FORMAT)
     return None
 
 
@@ -180,7 +167,8 @@ class _Reader:
             if self._open and call.name is None:
                 break
             if call.arguments is not None and not can_be_sent(call.arguments):
-                call = replace(call, arguments=None, error=HALF_A_CHARACTER)
+                error = "its arguments have half of a character (a lone surrogate)"
+                call = replace(call, arguments=None, error=error)
             self.pieces += [lead] if lead.strip(_BETWEEN) else []
             self.calls.append(call)
             if following_at is None:
@@ -193,7 +181,7 @@ class _Reader:
     def _invalid(self, begin: int, end: int, error: str | None = None) -> Call:
         """A call that cannot be parsed."""
         written, first = self._text[begin:end].strip(), skip_space(self._text, begin)
-        error = error or (CUT_OFF if end == len(self._text) else NOT_JSON)
+        error = error or (_CUT_OFF if end == len(self._text) else _NOT_JSON)
         return Call(written=written, offsets=(first, first + len(written)), error=error)
 
     # The surroundings of calls.
@@ -234,8 +222,6 @@ class _Reader:
     def _next(self) -> regex.Pattern[str]:
         """What stands after a call: before the next, or after the last."""
         style = self._style
-        if self._is_object:
-            return self._inside(style.closing)
         separator, before = _pattern(style.separator), _pattern(style.before)
         more = f"(?:{separator}\\s*)?{before}" if before and separator else before or separator or self._untagged
         after, tail = (_some(text) or _NEVER for text in (style.after, style.tail))
@@ -290,7 +276,7 @@ class _Reader:
             return self._written_one_by_one(name, begin, named.end(), self._style.parameters)
         first = skip_space(self._text, named.end())
         if not self._text.startswith("{", first):
-            return self._broken(name, begin, first, error=NOT_AN_OBJECT)
+            return self._broken(name, begin, first, error=_NOT_AN_OBJECT)
         members = members_at(self._text, first)
         if members.end is None:
             return self._broken(name, begin, first, members.broken_at)
@@ -298,14 +284,14 @@ class _Reader:
         arguments, written, values = arguments_of(self._text, value, first, members.end)
         return name, Call(name, written, arguments, (begin, members.end), values), members.end
 
-    def _broken(self, name: str | None, begin: int, first: int, searched: int = 0, error: str = NOT_JSON) -> Parsed:
+    def _broken(self, name: str | None, begin: int, first: int, searched: int = 0, error: str = _NOT_JSON) -> Parsed:
         """A call that is cut off, or broken before ``searched``: its text from ``first`` on, up to the next tag."""
         text, after = self._text, self._after
         edge = self._search(compiled(f"{after.pattern}|{self._own_opening.pattern}"), max(searched, first))
         stop = first + len(text[first : edge.start() if edge else None].rstrip())
-        is_cut = not text[first:].strip() if error == NOT_AN_OBJECT else edge is None or bool(edge.partial)
-        shown = "" if error == NOT_AN_OBJECT and not self._done else strict_json(text[first:stop])
-        call = Call(name, shown, None, (begin, max(begin, stop)), error=CUT_OFF if is_cut else error)
+        is_cut = not text[first:].strip() if error == _NOT_AN_OBJECT else edge is None or bool(edge.partial)
+        shown = "" if error == _NOT_AN_OBJECT and not self._done else strict_json(text[first:stop])
+        call = Call(name, shown, None, (begin, max(begin, stop)), error=_CUT_OFF if is_cut else error)
         return name, call, stop if self._done else None
 
     def _object(self, at: int) -> Parsed:
@@ -350,7 +336,7 @@ class _Reader:
         if problem is None and arguments is not None:
             return name, Call(name, written, arguments, (at, end), values), end
         written = written if problem is None else strict_json(text[first:end])
-        return name, Call(name, written, offsets=(at, end), error=problem or NOT_AN_OBJECT), end
+        return name, Call(name, written, offsets=(at, end), error=problem or _NOT_AN_OBJECT), end
 
     def _written_one_by_one(self, name: str, begin: int, at: int, own: Parameters) -> Parsed:
         text, arguments, values = self._text, dict[str, Any](), dict[str, tuple[int, int]]()
@@ -362,7 +348,7 @@ class _Reader:
                 return name, Call(name, json.dumps(arguments, ensure_ascii=False), arguments, (begin, at), values), at
             place = None if key is None or key.partial else self._value(key, own, schema)
             if key is None or place is None:
-                error = CUT_OFF if self._end_of_call.search(text, at) is None else NOT_AS_WRITTEN
+                error = _CUT_OFF if self._end_of_call.search(text, at) is None else _NOT_AS_WRITTEN
                 break
             if key["key"] in arguments:
                 error = f"it gives the argument {short_repr(key['key'])} twice"

@@ -1,7 +1,7 @@
 """Calls that transformers parses by the response template of a tokenizer, for models whose format is not derived."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cocoa_integrations.tool_calling.calls import Call, Reading
@@ -17,11 +17,7 @@ def has_response_template(tokenizer: "PreTrainedTokenizerBase") -> bool:
 
 
 def parsed_response(
-    tokenizer: "PreTrainedTokenizerBase",
-    text: str,
-    tools: Sequence[Mapping[str, Any]],
-    offsets: tuple[int, int],
-    refused: Collection[str],
+    tokenizer: "PreTrainedTokenizerBase", text: str, tools: Sequence[Mapping[str, Any]], offsets: tuple[int, int]
 ) -> Reading | None:
     """The text and the calls of an answer; ``None`` if no call is parsed. ``offsets`` are those of the answer."""
     try:
@@ -30,13 +26,7 @@ def parsed_response(
         return None
     functions = [call.get("function", call) for call in message.get("tool_calls") or ()]
     calls = [
-        Call(
-            function["name"],
-            json.dumps(function["arguments"], ensure_ascii=False),
-            function["arguments"],
-            offsets,
-            error=f"the request does not allow a call of {function['name']}" if function["name"] in refused else None,
-        )
+        Call(function["name"], json.dumps(function["arguments"], ensure_ascii=False), function["arguments"], offsets)
         for function in functions
         if isinstance(function.get("name"), str)
         and isinstance(function.get("arguments"), dict)

@@ -114,10 +114,6 @@ class RemoteChat:
 
         return await asyncio.gather(*map(answered, calls))
 
-    def astream(self, call: ChatCall) -> RemoteStream:
-        """See :meth:`stream`. Leaving the context ends the work."""
-        return RemoteStream(self, call, stream=True)
-
     def context_window(self) -> int | None:
         """The context window of the model at the server, which is asked; ``None`` if it does not tell."""
         with self.clear_errors():

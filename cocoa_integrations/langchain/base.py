@@ -297,7 +297,7 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             return chunk
 
-        async with model.service.astream(model._request(prompt)) as stream:
+        async with model.service.stream(model._request(prompt)) as stream:
             async for pieces in stream:
                 for piece in pieces:
                     yield await told(writer.chunk(piece))

@@ -11,6 +11,7 @@ from itertools import chain, takewhile
 from typing import Any, TypeVar
 
 import torch
+from transformers import EosTokenCriteria
 from typing_extensions import Self
 
 from cocoa_engine import (
@@ -162,7 +163,7 @@ class PreparedCall:
         self._constraints: list[GrammarProcessor] | None = None
         self._limit = [] if call.timeout is None else [time_limit(call.timeout)]
         # the engine is given token ids where passages are found in their text, and where they are counted
-        self._as_ids = call.messages is None or call.context_window is not None or hasattr(call.source, "source")
+        self._as_ids = call.messages is None or call.context_window is not None or callable(call.source)
 
     # not `cached_property`: up to Python 3.11 it lets one call at a time compute
 
@@ -182,9 +183,10 @@ class PreparedCall:
         """The arguments of the engine, besides the prompt, its passages and the settings. Compiles the grammar."""
         if self._constraints is None:
             self._constraints = self.plan.processors(self.messages, self.template_kwargs)
+        ends = map(EosTokenCriteria, self.plan.call_ends)
         return {
             "logits_processor": [*self.call.logits_processor, *self._constraints],
-            "stopping_criteria": [*self.call.stopping_criteria, *self._limit, *map(ends_at, self.plan.call_ends)],
+            "stopping_criteria": [*self.call.stopping_criteria, *self._limit, *ends],
             "cancellation": self.call.cancellation,
         }
 
@@ -211,9 +213,9 @@ class PreparedCall:
                     f"tokens are left for an answer. Shorten the prompt by at least {1 - remaining} tokens."
                 )
             config = config.replace(max_new_tokens=min(config.max_new_tokens, remaining))
-        source: Any = call.source
-        if hasattr(source, "source"):
-            source = source.source(partial(self.engine.decode, self.token_ids), self.engine)
+        source = call.source
+        if callable(source):
+            source = source(partial(self.engine.decode, self.token_ids), self.engine)
         options = {"config": config, "source": source or None, **self.options}
         if self._as_ids:
             return self.token_ids, options
@@ -442,15 +444,6 @@ class GrowingAnswer:
                 name, call_id = (call.name, self.ids[number]) if begins else (None, None)
                 deltas.append(CallDelta(number, call_id, name, written, call.error))
         return new_content, deltas
-
-
-def ends_at(token_id: int) -> Criterion:
-    """A stopping criterion that is met by a token."""
-
-    def is_there(input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return input_ids[:, -1] == token_id
-
-    return is_there
 
 
 def time_limit(seconds: float) -> Criterion:

@@ -43,10 +43,10 @@ class RiskLog:
         self.reports: list[RiskReport] = []
         self.max_risk = 0.0
         self.max_reports = max_reports
-        self._lock = free_in_child(threading.Lock())
+        self.lock = free_in_child(threading.Lock())
 
     def add(self, reports: Iterable[RiskReport]) -> None:
-        with self._lock:
+        with self.lock:
             for report in reports:
                 self.reports.append(report.with_values(spans=list(report.spans)))  # its own list
                 self.max_risk = max(self.max_risk, severity(report.max_risk))

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, Span, Timeline, Usage
+from cocoa_engine import Cancellation, CocoaConfig, Generation, Span, Timeline, Usage
 from cocoa_engine.integration import Criterion, Processor
 from cocoa_engine.report import RiskReport, SpanReport
 from cocoa_integrations._shared.options import ChatTemplateOptions
@@ -14,17 +14,11 @@ Source = Sequence[str] | Sequence[tuple[int, int]]
 Token = dict[str, Any]
 """A token with its log-probability, as OpenAI's ``logprobs`` have it."""
 
+PassageFinder = Callable[..., list[str] | None]
+"""Finds passages in the prompt of a call, once the prompt is known: at most ``most``, or ``None`` if it has none.
 
-class PassageFinder(Protocol):
-    """Finds passages in the prompt of a call, once the prompt is known."""
-
-    def source(
-        self, prompt: Callable[[], str], engine: CocoaEngine | None = None, most: int | None = None
-    ) -> list[str] | None:
-        """The passages that the prompt has, ``most`` at most; ``None`` if it has none."""
-
-    def forget(self) -> None:
-        """The prompt does not have the passages after all."""
+The arguments are a function that returns the prompt, the engine if the model is in this process, and ``most``.
+"""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from itertools import chain, takewhile
 from typing import Any, TypeVar
 
 import torch
+from transformers import EosTokenCriteria
 from typing_extensions import Self
 
 from cocoa_engine import (
@@ -79,14 +80,16 @@ class LocalChat:
 
     def stream(self, call: ChatCall) -> LocalStream:
         """The answer to a call, span by span. Nothing is decoded before the first one is asked for."""
-        return LocalStream(lambda: self._prepared(call), retrying=self._retrying)
+        cancellation = Cancellation()
+        call = replace(call, cancellation=cancellation)
+        return LocalStream(self._engine, lambda: self._prepared(call), cancellation, retrying=self._retrying)
 
     async def aanswer(self, call: ChatCall, on_piece: Callable[[Piece], None] | None = None) -> Answer:
         """See :meth:`answer`. Cancelling the task ends the work."""
         if on_piece is None:
             with _cancelled_at_end() as cancellation:
                 return await in_worker(self._engine, self.answer, replace(call, cancellation=cancellation))
-        async with self.astream(call) as stream:
+        async with self.stream(call) as stream:
             async for pieces in stream:
                 for piece in pieces:
                     on_piece(piece)
@@ -97,11 +100,6 @@ class LocalChat:
         with _cancelled_at_end() as cancellation:
             calls = [replace(call, cancellation=cancellation) for call in calls]
             return await in_worker(self._engine, self.answers, calls, batch_size)
-
-    def astream(self, call: ChatCall) -> AsyncLocalStream:
-        """See :meth:`stream`. Leaving the context ends the work."""
-        cancellation = Cancellation()
-        return AsyncLocalStream(self._engine, self.stream(replace(call, cancellation=cancellation)), cancellation)
 
     def prompt_ids(self, call: ChatCall) -> list[int]:
         """The token ids of the prompt of a call."""
@@ -165,7 +163,7 @@ class PreparedCall:
         self._constraints: list[GrammarProcessor] | None = None
         self._limit = [] if call.timeout is None else [time_limit(call.timeout)]
         # the engine is given token ids where passages are found in their text, and where they are counted
-        self._as_ids = call.messages is None or call.context_window is not None or hasattr(call.source, "source")
+        self._as_ids = call.messages is None or call.context_window is not None or callable(call.source)
 
     # not `cached_property`: up to Python 3.11 it lets one call at a time compute
 
@@ -185,9 +183,10 @@ class PreparedCall:
         """The arguments of the engine, besides the prompt, its passages and the settings. Compiles the grammar."""
         if self._constraints is None:
             self._constraints = self.plan.processors(self.messages, self.template_kwargs)
+        ends = map(EosTokenCriteria, self.plan.call_ends)
         return {
             "logits_processor": [*self.call.logits_processor, *self._constraints],
-            "stopping_criteria": [*self.call.stopping_criteria, *self._limit, *map(ends_at, self.plan.call_ends)],
+            "stopping_criteria": [*self.call.stopping_criteria, *self._limit, *ends],
             "cancellation": self.call.cancellation,
         }
 
@@ -214,9 +213,9 @@ class PreparedCall:
                     f"tokens are left for an answer. Shorten the prompt by at least {1 - remaining} tokens."
                 )
             config = config.replace(max_new_tokens=min(config.max_new_tokens, remaining))
-        source: Any = call.source
-        if hasattr(source, "source"):
-            source = source.source(partial(self.engine.decode, self.token_ids), self.engine)
+        source = call.source
+        if callable(source):
+            source = source(partial(self.engine.decode, self.token_ids), self.engine)
         options = {"config": config, "source": source or None, **self.options}
         if self._as_ids:
             return self.token_ids, options
@@ -268,20 +267,24 @@ class PreparedCall:
         )
 
 
-class LocalStream:
+class LocalStream(AsyncStream[list[Piece]]):
     """An answer while it is decoded: for each decided span, the pieces that can be shown.
 
     A span can have no piece yet, until it is known whether the answer begins with reasoning. Iterating decodes, in the
-    thread that iterates. ``retrying`` calls a function, and again if it runs out of memory.
+    thread that iterates, and with ``async for`` in worker threads of the engine; leaving the context of such a loop
+    cancels the work. ``retrying`` calls a function, and again if it runs out of memory.
     """
 
     def __init__(
         self,
+        engine: CocoaEngine | LazyEngine,
         prepare: Callable[[], PreparedCall],
+        cancellation: Cancellation,
         config: CocoaConfig | None = None,
         retrying: Callable[[Callable[[], Any]], Any] = lambda work: work(),
     ) -> None:
-        self._prepare, self._config, self._retrying = prepare, config, retrying
+        super().__init__(engine, self)
+        self._prepare, self._cancellation, self._config, self._retrying = prepare, cancellation, config, retrying
         self._prepared: PreparedCall | None = None
         self._spans: SpanStream | None = None
         self._timeline = Timeline()
@@ -313,6 +316,18 @@ class LocalStream:
     def __next__(self) -> list[Piece]:
         return next(self._steps)
 
+    async def __aenter__(self) -> Self:
+        try:
+            await in_worker(self._engine, self.open)
+        except BaseException:
+            self._cancellation.cancel()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await super().__aexit__(*error)
+        self._cancellation.cancel()
+
     def close(self) -> None:
         """Stop decoding. Can be called from any thread."""
         if self._spans is not None:
@@ -342,31 +357,6 @@ class LocalStream:
         if held:
             yield held
         self._answer = replace(prepared.made(spans.generation, self._timeline, reading, growing), rest=rest)
-
-
-class AsyncLocalStream(AsyncStream[list[Piece]]):
-    """A :class:`LocalStream` whose steps run in worker threads of the engine."""
-
-    def __init__(self, engine: CocoaEngine | LazyEngine, stream: LocalStream, cancellation: Cancellation) -> None:
-        super().__init__(engine, stream)
-        self._local, self._cancellation = stream, cancellation
-
-    async def __aenter__(self) -> Self:
-        try:
-            await in_worker(self._engine, self._local.open)
-        except BaseException:
-            self._cancellation.cancel()
-            raise
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await super().__aexit__(*error)
-        self._cancellation.cancel()
-
-    @property
-    def answer(self) -> Answer:
-        """The whole answer, once the stream has been read to its end."""
-        return self._local.answer
 
 
 class GrowingAnswer:
@@ -454,15 +444,6 @@ class GrowingAnswer:
                 name, call_id = (call.name, self.ids[number]) if begins else (None, None)
                 deltas.append(CallDelta(number, call_id, name, written, call.error))
         return new_content, deltas
-
-
-def ends_at(token_id: int) -> Criterion:
-    """A stopping criterion that is met by a token."""
-
-    def is_there(input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return input_ids[:, -1] == token_id
-
-    return is_there
 
 
 def time_limit(seconds: float) -> Criterion:

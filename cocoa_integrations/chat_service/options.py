@@ -208,7 +208,7 @@ class ModelOptions(AnswerOptions, DecodeSettings, LoadOptions):
 
         Args:
             options: the options, with ``engine`` and ``config`` among them.
-            known: the names of options that are no fields.
+            more: the names of options that are no fields.
             **loaded: the loaded model and tokenizer.
         """
         what, engine, config = cls.__name__, options.get("engine"), options.pop("config", None)

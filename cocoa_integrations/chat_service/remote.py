@@ -114,10 +114,6 @@ class RemoteChat:
 
         return await asyncio.gather(*map(answered, calls))
 
-    def astream(self, call: ChatCall) -> RemoteStream:
-        """See :meth:`stream`. Leaving the context ends the work."""
-        return RemoteStream(self, call, stream=True)
-
     def context_window(self) -> int | None:
         """The context window of the model at the server, which is asked; ``None`` if it does not tell."""
         with self.clear_errors():
@@ -176,7 +172,6 @@ class RemoteStream:
 
     def __init__(self, service: RemoteChat, call: ChatCall, *, stream: bool) -> None:
         self._service, self._call, self._stream = service, call, stream
-        self._finds = hasattr(call.source, "source")
         self._path = "/completions" if call.messages is None else "/chat/completions"
         self._body = self._request()
         self._reasoning = self._content = ""
@@ -196,10 +191,10 @@ class RemoteStream:
         if call.tools.tools:
             cocoa["invalid_calls"] = True
         passages: Any = source
-        if self._finds:
+        if callable(source):
             # no passage goes from one message into the next
             text = call.prompt if call.messages is None else "\0".join(entry["content"] for entry in call.messages)
-            passages = passages.source(lambda: str(text), most=MOST_PASSAGES)
+            passages = source(lambda: str(text), most=MOST_PASSAGES)
         if any(not isinstance(passage, str) for passage in passages or ()):
             raise ConfigError("source takes texts where the model is at a server, not ranges of the prompt")
         if passages:
@@ -256,10 +251,10 @@ class RemoteStream:
 
         The chat template of the server can change or drop the text of a message. Another error is raised again.
         """
-        source: Any = self._call.source
-        if not self._finds or error.param not in ("cocoa.source", "source") or "source" not in self._body["cocoa"]:
+        source, is_named = self._call.source, error.param in ("cocoa.source", "source")
+        if not (callable(source) and is_named and "source" in self._body["cocoa"]):
             raise error
-        source.forget()
+        source(str, most=0)  # the answer has none
         del self._body["cocoa"]["source"]
 
     def open(self) -> None:

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from itertools import chain
 from typing import Any, ClassVar, Literal
 from uuid import uuid4
 from weakref import WeakKeyDictionary
@@ -12,7 +13,6 @@ from langchain_core.language_models.base import BaseLanguageModel, LangSmithPara
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
-from langchain_core.runnables.utils import AnyConfigurableField
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from typing_extensions import Self
 
@@ -22,7 +22,6 @@ from cocoa_engine.integration import MODEL_NAME, changed_options
 from cocoa_engine.report import Detail, require_detail
 from cocoa_integrations._shared.engines import LazyEngine, settings_digest
 from cocoa_integrations._shared.options import (
-    FIELD_SYNONYMS,
     ChatTemplateOptions,
     DecodeSettings,
     config_of,
@@ -120,15 +119,6 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
     def _set_cocoa_version(self) -> Self:
         self._add_version("cocoa-integrations", __version__)
         return self
-
-    def configurable_fields(self, **kwargs: AnyConfigurableField) -> Any:
-        """As in LangChain, with the synonyms of fields. One that is given under two names is a ``ConfigError``."""
-        fields: dict[str, AnyConfigurableField] = {}
-        for name, field in kwargs.items():
-            if FIELD_SYNONYMS.get(name, name) in fields:
-                raise ConfigError(f"{FIELD_SYNONYMS.get(name, name)} is given under two names; give one of them")
-            fields[FIELD_SYNONYMS.get(name, name)] = field
-        return super().configurable_fields(**fields)
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         """The model with the options of one call applied."""
@@ -276,9 +266,8 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
             return chunk
 
         with closing(model.service.stream(model._request(prompt))) as stream:
-            for pieces in stream:
-                for piece in pieces:
-                    yield told(writer.chunk(piece))
+            for piece in chain.from_iterable(stream):
+                yield told(writer.chunk(piece))
             trace.record(stream.answer)
             yield told(writer.last(stream.answer))
 
@@ -297,7 +286,7 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             return chunk
 
-        async with model.service.astream(model._request(prompt)) as stream:
+        async with model.service.stream(model._request(prompt)) as stream:
             async for pieces in stream:
                 for piece in pieces:
                     yield await told(writer.chunk(piece))

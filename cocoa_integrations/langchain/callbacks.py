@@ -18,7 +18,7 @@ from langsmith import get_current_run_tree
 from langsmith import utils as langsmith_utils
 from langsmith.run_trees import get_cached_client
 
-from cocoa_engine.integration import free_in_child, safe_logger
+from cocoa_engine.integration import safe_logger
 from cocoa_engine.report import RiskReport, SpanReport, finite
 from cocoa_integrations.reports import find_risk, get_spans
 from cocoa_integrations.tracing import MAX_REPORTS, SCORE_NAME, RiskLog, Scoring, emit_event
@@ -33,7 +33,7 @@ _ENDED_RUNS = 1024
 """How many ended runs a handler remembers. Both calls for a run that it may get come one after the other."""
 
 
-class RiskCallbackHandler(BaseCallbackHandler):
+class RiskCallbackHandler(RiskLog, BaseCallbackHandler):
     """Collects the risk report of every answer of a CoCoA model, in order of completion.
 
     Use it through :func:`get_risk_callback`, or pass it like any handler: ``config={"callbacks": [handler]}``. Threads
@@ -46,29 +46,23 @@ class RiskCallbackHandler(BaseCallbackHandler):
     Attributes:
         reports: the reports, with the ``run_id`` of their run. The report of an answer that was interrupted, by leaving
             a stream early or by an error, has the spans decided until then and is ``partial``; its method is not known.
+        max_risk: the highest risk of any span of any answer, including those whose report was dropped; 0.0 without
+            answers.
 
     Raises:
         ConfigError: ``max_reports`` is neither a positive integer nor ``None``.
     """
 
     def __init__(self, outer: RiskCallbackHandler | None = None, *, max_reports: int | None = MAX_REPORTS) -> None:
-        super().__init__()
-        self._log = RiskLog(max_reports)
-        self.reports = self._log.reports
+        super().__init__(max_reports)
         self._outer = outer
         self._live: dict[UUID, list[SpanReport]] = {}
         self._seen: deque[UUID] = deque(maxlen=_ENDED_RUNS)
-        self._lock = free_in_child(threading.Lock())
-
-    @property
-    def max_risk(self) -> float:
-        """The highest risk of any span of any answer, including those whose report was dropped; 0.0 without answers."""
-        return self._log.max_risk
 
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
         """Store the spans of a running answer. If it is interrupted, LangChain's own result may lack some of them."""
         if isinstance(chunk, Generation) and (spans := get_spans(chunk)):
-            with self._lock:
+            with self.lock:
                 if run_id not in self._seen:  # an async handler may be told of a chunk after the end
                     self._live.setdefault(run_id, []).extend(spans)
 
@@ -83,13 +77,13 @@ class RiskCallbackHandler(BaseCallbackHandler):
         self._keep(run_id, [RiskReport.of_spans(spans).with_values(partial=True)] if spans else [])
 
     def _keep(self, run_id: UUID, reports: Sequence[RiskReport]) -> None:
-        with self._lock:
+        with self.lock:
             self._live.pop(run_id, None)
             # called twice if both this handler and an inner one are attached to a chain
             if run_id in self._seen:
                 return
             self._seen.append(run_id)
-        self._log.add([report.with_values(run_id=str(run_id)) for report in reports])
+        self.add([report.with_values(run_id=str(run_id)) for report in reports])
         if self._outer is not None:
             self._outer._keep(run_id, reports)
 

@@ -195,9 +195,8 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        model, _ = self._for_call(stop, kwargs)
-        trace = RiskTrace()
-        return model._result(model.service.answer(model._request(messages)), trace)
+        trace = RiskTrace()  # generate() has applied the options of the call
+        return self._result(self.service.answer(self._request(messages)), trace)
 
     async def _agenerate(
         self,
@@ -206,9 +205,8 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        model, _ = self._for_call(stop, kwargs)
         trace = RiskTrace()
-        return model._result(await model.service.aanswer(model._request(messages)), trace)
+        return self._result(await self.service.aanswer(self._request(messages)), trace)
 
     def _result(self, answer: Answer, trace: RiskTrace) -> ChatResult:
         trace.record(answer)

@@ -21,6 +21,7 @@ from langchain_core.runnables.configurable import DynamicRunnable, RunnableConfi
 from langchain_core.runnables.configurable import RunnableConfigurableFields as _Fields
 from typing_extensions import Self
 
+from cocoa_engine.errors import ConfigError
 from cocoa_engine.report import require_detail
 from cocoa_integrations._shared.options import FIELD_SYNONYMS
 from cocoa_integrations.langchain.answers import text_and_risk
@@ -54,8 +55,13 @@ class Composable(Runnable[Any, Any]):
         return Composed(bound=self, kwargs=kwargs)
 
     def configurable_fields(self, **kwargs: Any) -> Any:
-        """As in LangChain. ``max_tokens`` and ``model`` are accepted for ``max_new_tokens`` and ``model_name``."""
-        return Composed(bound=super().configurable_fields(**kwargs))  # type: ignore[misc]
+        """As in LangChain, with the synonyms of fields. One that is given under two names is a ``ConfigError``."""
+        fields: dict[str, Any] = {}
+        for name, field in kwargs.items():
+            if _setting(name) in fields:
+                raise ConfigError(f"{_setting(name)} is given under two names; give one of them")
+            fields[_setting(name)] = field
+        return Composed(bound=super().configurable_fields(**fields))  # type: ignore[misc]
 
     with_config = _composed(Runnable.with_config)
     with_listeners = _composed(Runnable.with_listeners)

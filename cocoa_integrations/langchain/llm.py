@@ -86,13 +86,12 @@ class CocoaLLM(CocoaModel, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        model, framework = self._for_call(stop, kwargs)
-        if model._streams(prompts, framework):
-            whole: Any = add(model._stream(prompts[0], run_manager=run_manager))
-            return model._result([whole])
+        if self._streams(prompts, kwargs):  # generate() has applied the other options of the call
+            whole: Any = add(self._stream(prompts[0], run_manager=run_manager))
+            return self._result([whole])
         # A batch has one run manager, whose events do not identify the answer they belong to, so none are sent.
-        trace, requests = RiskTrace(), [model._request(prompt) for prompt in prompts]
-        return model._made(model.service.answers(requests, model.batch_size), trace)
+        trace, requests = RiskTrace(), [self._request(prompt) for prompt in prompts]
+        return self._made(self.service.answers(requests, self.batch_size), trace)
 
     async def _agenerate(
         self,
@@ -101,12 +100,11 @@ class CocoaLLM(CocoaModel, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        model, framework = self._for_call(stop, kwargs)
-        if model._streams(prompts, framework):
-            whole: Any = add([chunk async for chunk in model._astream(prompts[0], None, run_manager)])
-            return model._result([whole])
-        trace, requests = RiskTrace(), [model._request(prompt) for prompt in prompts]
-        return model._made(await model.service.aanswers(requests, model.batch_size), trace)
+        if self._streams(prompts, kwargs):
+            whole: Any = add([chunk async for chunk in self._astream(prompts[0], None, run_manager)])
+            return self._result([whole])
+        trace, requests = RiskTrace(), [self._request(prompt) for prompt in prompts]
+        return self._made(await self.service.aanswers(requests, self.batch_size), trace)
 
     def _streams(self, prompts: list[str], options: Mapping[str, Any]) -> bool:
         return len(prompts) == 1 and bool(options.get("stream", self.streaming))

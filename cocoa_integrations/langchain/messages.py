@@ -33,6 +33,9 @@ REASONING_BLOCKS = frozenset({"reasoning", "thinking", "redacted_thinking", "non
 what LangChain knows no type for."""
 
 
+ROLES = {SystemMessage: "system", HumanMessage: "user", AIMessage: "assistant", ToolMessage: "tool"}
+
+
 def to_chat(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """Convert a conversation.
 
@@ -63,17 +66,10 @@ def to_entries(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 
 def _role(message: BaseMessage) -> str:
-    match message:
-        case ChatMessage():
-            return message.role
-        case SystemMessage():
-            return "system"
-        case HumanMessage():
-            return "user"
-        case AIMessage():
-            return "assistant"
-        case ToolMessage():
-            return "tool"
+    if isinstance(message, ChatMessage):
+        return message.role
+    if role := next((role for kind, role in ROLES.items() if isinstance(message, kind)), None):
+        return role
     raise PromptError(
         f"a chat prompt cannot hold messages of type {type(message).__name__}; "
         "known are SystemMessage, HumanMessage, AIMessage, ToolMessage and ChatMessage"

@@ -413,7 +413,7 @@ class _Asked(Generic[Response]):
 
     async def astream(self) -> AsyncGenerator[Response, None]:
         stack = AsyncExitStack()
-        stream: Any = await stack.enter_async_context(self.service.astream(self.call))
+        stream: Any = await stack.enter_async_context(self.service.stream(self.call))
 
         async def responses() -> AsyncGenerator[Response, None]:
             async with stack:

@@ -33,7 +33,7 @@ class PassagesOfCall:
         self._nodes = list(collected_nodes() or ())
         self.node_ids: list[str] = []
 
-    def source(
+    def __call__(
         self, prompt: Callable[[], str], engine: CocoaEngine | None = None, most: int | None = None
     ) -> list[str] | None:
         """The texts of the nodes in a prompt, ``most`` at most; ``None`` if there are none."""
@@ -44,9 +44,6 @@ class PassagesOfCall:
         numbers = find_in(text, texts)[:most]
         self.node_ids[:] = [self._nodes[number].node.node_id for number in numbers]
         return [texts[number] for number in numbers] or None
-
-    def forget(self) -> None:
-        self.node_ids.clear()
 
 
 def texts_in(prompt: str, nodes: Sequence[NodeWithScore], engine: CocoaEngine | None) -> list[str]:

@@ -5,7 +5,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Usage
+from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, Usage
 from cocoa_engine.errors import ConfigError, IncompleteAnswerError, PromptError
 from cocoa_engine.report import RISK_KEY, SPANS_KEY, RiskReport, finite
 from cocoa_integrations._shared.logprobs import TokenLogprobs
@@ -129,7 +129,7 @@ class StreamedAnswer:
     def __init__(self, job: Job, number: int, config: CocoaConfig) -> None:
         self.answered: Answered | None = None
         self._job, self._number, self._config = job, number, config
-        self.stream = LocalStream(lambda: job.prepared, config)
+        self.stream = LocalStream(job.engine, lambda: job.prepared, job.call.cancellation or Cancellation(), config)
 
     def choices(self) -> Generator[list[Choice], None, None]:
         """For each decided span, the choices of new chunks. The last one has the report."""

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.integration import block_text, short_repr, shortened
-from cocoa_integrations._shared.options import names
+from cocoa_integrations._shared.options import entry_of, names, require_text
 from cocoa_integrations.server.errors import bad_request, of_parameter
 from cocoa_integrations.server.parameters import TEXT_ONLY
 from cocoa_integrations.tool_calling import invalid_call_text, object_of
@@ -50,8 +50,8 @@ def entries_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """
     called: dict[str, str] = {}
     entries = [_entry(f"messages[{number}]", message, called) for number, message in enumerate(messages)]
-    if not any(entry["content"].strip() or entry.get("tool_calls") for entry in entries):
-        raise bad_request("the conversation is empty; give at least one message with text", "messages")
+    with of_parameter("messages"):
+        require_text(entries)
     return entries
 
 
@@ -60,35 +60,28 @@ def _entry(param: str, message: Message, called: dict[str, str]) -> dict[str, An
     for name, instead in NOT_IN_MESSAGES.items():
         if getattr(message, name):
             raise bad_request(f"{param}.{name} is not supported; {instead}", f"{param}.{name}")
-    role = "system" if message.role == "developer" else message.role  # which templates do not know
-    entry: dict[str, Any] = {"role": role, "content": _text(message.content, f"{param}.content")}
-    if message.name:
-        entry["name"] = message.name
-    if role == "tool":
-        entry["tool_call_id"] = message.tool_call_id or ""
-        if not message.name and entry["tool_call_id"] in called:
-            entry["name"] = called[entry["tool_call_id"]]
-    if role == "assistant":
-        valid, texts = [], [entry["content"]] if entry["content"] else []
-        for position, call in enumerate(message.tool_calls or ()):
-            where, function = f"{param}.tool_calls[{position}]", function_of(call)
-            called_name, written = function.get("name"), function.get("arguments")
-            if not isinstance(called_name, str) or not called_name:
-                form = '{"id", "type": "function", "function": {"name", "arguments"}}'
-                raise bad_request(f"{where} is not {form}", where)
-            arguments = written if isinstance(written, dict) else object_of(str(written or "{}"))
-            if arguments is None:  # a call that is not valid is text, as the model wrote it
-                texts.append(invalid_call_text(called_name, str(written)))
-                continue
-            call_id = str(call.get("id") or "")
-            called[call_id] = called_name
-            valid.append({"type": "function", "id": call_id, "function": {"name": called_name, "arguments": arguments}})
-        entry["content"] = "\n".join(texts)
-        if valid:
-            entry["tool_calls"] = valid
-        if message.reasoning_content:
-            entry["reasoning_content"] = message.reasoning_content
-    return entry
+    texts = [_text(message.content, f"{param}.content")]
+    if message.role == "tool":
+        call_id = message.tool_call_id or ""
+        return entry_of("tool", texts, name=message.name or called.get(call_id), answers=call_id)
+    if message.role != "assistant":
+        # templates do not know developers
+        return entry_of("system" if message.role == "developer" else message.role, texts, name=message.name)
+    calls = []
+    for position, call in enumerate(message.tool_calls or ()):
+        where, function = f"{param}.tool_calls[{position}]", function_of(call)
+        called_name, written = function.get("name"), function.get("arguments")
+        if not isinstance(called_name, str) or not called_name:
+            form = '{"id", "type": "function", "function": {"name", "arguments"}}'
+            raise bad_request(f"{where} is not {form}", where)
+        arguments = written if isinstance(written, dict) else object_of(str(written or "{}"))
+        if arguments is None:  # a call that is not valid is text, as the model wrote it
+            texts.append(invalid_call_text(called_name, str(written)))
+            continue
+        call_id = str(call.get("id") or "")
+        called[call_id] = called_name
+        calls.append((call_id, called_name, arguments))
+    return entry_of("assistant", texts, name=message.name, calls=calls, reasoning=message.reasoning_content or "")
 
 
 def _text(content: Any, param: str) -> str:

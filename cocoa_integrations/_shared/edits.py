@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic_core import from_json
-
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.report import EditReport, RangeReport, RiskReport, SpanReport
 
@@ -68,6 +66,10 @@ def replacement(report: RiskReport, text: str) -> Change:
 
 
 _FENCED = re.compile(r"```\w*\n(.*)\n```", re.DOTALL)
+_CUT_OFF = frozenset(
+    literal[:end] for literal in ("true", "false", "null", "-", ".", "e+", "e-", "E+", "E-") for end in range(6)
+)
+"""What an error of JSON names where the text ends inside a value."""
 
 
 def is_machine_read(text: str, report: RiskReport) -> bool:
@@ -82,11 +84,15 @@ def is_machine_read(text: str, report: RiskReport) -> bool:
 
 
 def may_become_json(text: str) -> bool:
+    text = text.lstrip()
     try:
-        from_json(text)
-    except ValueError as error:
-        return str(error).startswith("EOF")
-    return True
+        _, end = json.JSONDecoder(parse_int=str).raw_decode(text)
+    except json.JSONDecodeError as error:
+        rest = text[error.pos :].strip()
+        return error.msg.startswith(("Unterminated", "Invalid \\u")) or rest in _CUT_OFF
+    except RecursionError:
+        return True
+    return not text[end:].strip()
 
 
 _CLOSES, _INSERTS, _OPENS, _REPLACES = range(4)  # what pieces do at one place, in this order

@@ -167,7 +167,9 @@ class _Grammar:
         """Compile it in a new worker, and return what llguidance warns of."""
         key, text = self._load.key, self._text
         arguments = (self._number, key, text)
-        worker, warnings = started(self._load, matchers.compile_grammar, *arguments, what="the grammar", budget=budget)
+        worker, warnings = started(
+            self._load, matchers.compile_grammar, *arguments, what="the grammar", data=text, budget=budget
+        )
         self._workers[:] = [worker]
         with _guard:
             _compiled[:] = [reference for reference in _compiled if reference() not in (None, self)]

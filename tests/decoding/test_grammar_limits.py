@@ -47,6 +47,11 @@ ENDLESS: dict[str, dict[str, Any]] = {
 """What takes minutes, all memory, or the whole stack to compile."""
 
 
+@pytest.fixture(autouse=True)
+def nothing_refused_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confined, "_refused", {})
+
+
 def letter_processor(letter: str) -> GrammarProcessor:
     return GrammarProcessor(f'start: "{letter}"', TOKENIZER)
 
@@ -133,6 +138,26 @@ def test_short_work_does_not_wait_behind_long_work(engine: CocoaEngine, monkeypa
     assert {type(each) for each in outcome} == {RequestCancelledError}
 
 
+@pytest.mark.slow
+def test_what_was_refused_for_its_limits_is_refused_at_once(
+    engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confined, "CPU_SECONDS", 0.2)
+    monkeypatch.setattr(confined, "MOST_REFUSED", 2)
+    for at in range(3):
+        with pytest.raises(ConfigError, match=r"0\.2 seconds"):
+            engine.constrain(json_schema={"type": "integer", "multipleOf": 99999989 + 2 * at})
+    assert len(confined._refused) == 2
+    begin = confined._worker_with
+    monkeypatch.setattr(
+        confined,
+        "_worker_with",
+        lambda load: begin(load) if load.function is confined._prepared else pytest.fail("again"),
+    )
+    with pytest.raises(ConfigError, match="limits are"):
+        engine.constrain(json_schema={"type": "integer", "multipleOf": 99999993})
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork beside threads
 def test_a_forked_child_has_workers_of_its_own() -> None:
     processor = letter_processor("a")
@@ -173,6 +198,7 @@ def test_a_process_that_cannot_start_is_not_the_fault_of_the_schema(
         for _ in range(2):
             with pytest.raises(WorkerError, match="set_executable"):
                 unenforced({"type": "integer"})
+    assert not confined._refused
     assert unenforced({"type": "integer"}) == []
 
 
@@ -189,6 +215,7 @@ def test_a_server_that_cannot_fork_says_so(no_server: None, monkeypatch: pytest.
                 unenforced({"type": "number"})
         kill_server()
         assert unenforced({"type": "number"}) == []
+        assert not confined._refused
     finally:
         confined._spares.clear()
         confined._server.close()
@@ -240,6 +267,8 @@ def test_ends_of_processes_that_are_ignored_do_no_harm() -> None:
 
 
 def test_many_schemas_of_a_request_have_one_limit(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused because of others is not remembered as too large."""
+
     def regex(at: int) -> str:
         return f"{at}" + "|".join(f"a{part}[0-9]{{1,9}}b" for part in range(3000))
 
@@ -251,5 +280,19 @@ def test_many_schemas_of_a_request_have_one_limit(engine: CocoaEngine, monkeypat
     made = []
     with pytest.raises(ConfigError, match="of a request together"), confined.one_budget():
         made.extend(engine.constrain(regex=regex(at)) for at in range(1, 40))
+    assert not confined._refused
     for at in range(1, 8):  # each alone has all of it
         made.append(engine.constrain(regex=regex(at)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing has a low priority")
+def test_decoding_has_the_usual_priority_after_a_long_compilation(
+    engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confined, "SHORT_SECONDS", 1e-5)
+    engine.generate("a", logits_processor=engine.constrain(regex="[ab]{3}"), max_new_tokens=4)
+    assert confined._server is not None
+    server = confined._server.process.pid
+    workers = [int(pid) for pid in Path(f"/proc/{server}/task/{server}/children").read_text().split()]
+    assert workers
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in workers} == {os.getpriority(os.PRIO_PROCESS, 0)}

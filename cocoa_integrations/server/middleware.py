@@ -7,11 +7,11 @@ import asyncio
 import gc
 import hashlib
 import json
-import math
 from collections.abc import AsyncIterator, Collection
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from hmac import compare_digest
+from itertools import islice
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -133,8 +133,8 @@ def guarded(
 LARGE = 2**16
 """Bytes above which a body is large. A smaller one is parsed in a few milliseconds."""
 
-LEAST_PACE = 2**16
-"""Bytes a second at which the largest body comes in the time that a large one may take."""
+_PATIENCE, _HURRY = 10.0, 1.0
+"""Seconds in which the next 64 KiB of a large body must come: usually, and while other bodies wait for memory."""
 
 _NOT_AN_OBJECT = (
     "the body is missing or is not JSON: send a JSON object, with the header Content-Type: application/json"
@@ -142,36 +142,79 @@ _NOT_AN_OBJECT = (
 
 
 class Bodies:
-    """Reads bodies with bounded memory: ``at_once`` large ones at a time, of which one is parsed.
+    """Reads bodies with bounded memory, and lets one large body at a time be parsed.
 
-    Parsing holds the lock of the interpreter, and its result can take 40 times the memory of the body.
+    A body that does not come keeps no other waiting: it holds only its own bytes, and is dropped if they are needed.
+    Parsing holds the lock of the interpreter, and its result can take 40 times the memory of the body. ``at_once``
+    bodies of the maximum size fit the memory, and as many may go beyond it.
     """
 
     def __init__(self, max_bytes: int, at_once: int = 8) -> None:
-        self._seconds = max_bytes / LEAST_PACE
-        self._places, self._parsed = asyncio.Semaphore(at_once), asyncio.Semaphore(1)
+        self._at_once, self._most, self._held = at_once, at_once * max_bytes, 0
+        self._coming: dict[object, None] = {}  # the large bodies of which more comes, in their order
+        self._complete = self._waiting = 0
+        self._freed, self._parsed = asyncio.Event(), asyncio.Semaphore(1)
 
     @asynccontextmanager
     async def read(self, receive: Receive) -> AsyncIterator[bytes]:
         """A whole body within the context. An error of the protocol if the client has gone, or sends too slowly."""
-        clock, deadline = asyncio.get_running_loop().time, math.inf
         parts: list[bytes] = []
-        size, more = 0, True
-        async with AsyncExitStack() as place:
+        key, size, more, counted, waited = object(), 0, True, 0, 0.0
+        try:
             while more:
-                if size > LARGE and deadline == math.inf:
-                    await place.enter_async_context(self._places)
-                    deadline = clock() + self._seconds
-                try:
-                    message = await asyncio.wait_for(receive(), deadline - clock() if size > LARGE else None)
-                except asyncio.TimeoutError:
-                    text = "the body came too slowly; send it again, over a faster connection or with less in it"
-                    raise errors.ApiError(408, text, code="request_timeout") from None
+                if size <= LARGE:
+                    message = await receive()
+                else:
+                    self._coming[key] = None
+                    await self._room(key, size)
+                    message, waited = await self._part(receive, waited)
                 if message["type"] == "http.disconnect":
                     raise errors.client_gone()
                 parts.append(message.get("body", b""))
                 size, more = size + len(parts[-1]), message.get("more_body", False)
-            yield b"".join(parts)
+                if size >= counted + LARGE:
+                    self._held += size - counted
+                    counted, waited = size, 0.0
+            self._coming.pop(key, None)
+            self._complete += 1
+            try:
+                yield b"".join(parts)
+            finally:
+                self._complete -= 1
+        finally:
+            self._coming.pop(key, None)
+            self._held -= counted
+            self._freed.set()
+
+    async def _room(self, key: object, size: int) -> None:
+        """Wait until a body may go on: while as much memory is left as it has, so that small ones overtake large ones.
+
+        The first ones also may if there is no complete body, whose end would make room.
+        """
+        self._waiting += 1
+        try:
+            while self._held + size > self._most and (self._complete or key not in islice(self._coming, self._at_once)):
+                self._freed.clear()
+                await self._freed.wait()
+        finally:
+            self._waiting -= 1
+
+    async def _part(self, receive: Receive, waited: float) -> tuple[Message, float]:
+        """The next message of a large body, and the seconds that its sender has needed since the last 64 KiB."""
+        clock = asyncio.get_running_loop().time
+        part = asyncio.ensure_future(receive())
+        try:
+            while True:
+                begun = clock()
+                await asyncio.wait({part}, timeout=_HURRY / 10)
+                waited += clock() - begun
+                if part.done():
+                    return part.result(), waited
+                if waited > (_HURRY if self._waiting else _PATIENCE):
+                    message = "the body came too slowly; send it again, over a faster connection or with less in it"
+                    raise errors.ApiError(408, message, code="request_timeout")
+        finally:
+            part.cancel()
 
     def turn(self, body: bytes) -> AbstractAsyncContextManager[None]:
         """The context in which a body may be parsed."""

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from cocoa_engine import confined
 from cocoa_engine.confined import FORKS
 from cocoa_integrations.server import ServerSettings, create_app
+from cocoa_integrations.server import middleware as body_module
 from cocoa_integrations.server.errors import ApiError
-from cocoa_integrations.server.middleware import LARGE, LEAST_PACE, Bodies, parsed
+from cocoa_integrations.server.middleware import LARGE, Bodies, parsed
 from cocoa_integrations.server.protocol.requests import ChatRequest, CompletionRequest, DecodingRequest, ScoreRequest
 from tests.helpers.served import (
     CHAT,
@@ -271,16 +272,17 @@ async def size_of(bodies: Bodies, upload: Upload, parsing: asyncio.Event | None 
 @pytest.mark.parametrize("complete", [False, True])
 async def test_few_large_bodies_are_in_memory_and_small_ones_do_not_wait(complete: bool) -> None:
     """Neither while they come, nor while those before them are complete, and wait for their turn to be parsed."""
-    bodies, parsing = Bodies(10**9, at_once=2), asyncio.Event()
+    bodies, parsing = Bodies(10 * LARGE, at_once=2), asyncio.Event()
     uploads, small = [Upload(10 * LARGE) for _ in range(30)], Upload(LARGE)
     for upload in (*uploads, small) if complete else (small,):
         upload.goes_on.set()
     tasks = [asyncio.ensure_future(size_of(bodies, upload, parsing if complete else None)) for upload in uploads]
-    await happens(lambda: sum(upload.read for upload in uploads) >= (2 * 9 + 2 * 28) * LARGE)
+    if complete:
+        await happens(lambda: sum(upload.read for upload in uploads) >= 2 * 10 * LARGE)
     for _ in range(1000):
         await asyncio.sleep(0)
     # the first two go on to their ends; most of the others stays in the sockets
-    assert sum(upload.read for upload in uploads) <= (2 * 10 + 2 * 28) * LARGE
+    assert sum(upload.read for upload in uploads) <= (2 * 10 + 2 * 10 + 2 * 30) * LARGE
     assert await size_of(bodies, small) == LARGE
     parsing.set()
     for upload in uploads:
@@ -288,9 +290,32 @@ async def test_few_large_bodies_are_in_memory_and_small_ones_do_not_wait(complet
     assert await asyncio.gather(*tasks) == [10 * LARGE] * 30
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("stalled", "healthy"), [(2, 10), (10, 2), (10, 10)])
+async def test_bodies_that_do_not_come_keep_no_other_waiting(
+    stalled: int, healthy: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are dropped only where they take the memory that another needs."""
+    monkeypatch.setattr(body_module, "_HURRY", 0.2)
+    bodies = Bodies(10 * LARGE, at_once=8)
+    tasks = [asyncio.ensure_future(size_of(bodies, Upload(stalled * LARGE))) for _ in range(30)]
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    other = Upload(healthy * LARGE)
+    other.goes_on.set()
+    assert await asyncio.wait_for(size_of(bodies, other), 25) == healthy * LARGE
+    for task in tasks:
+        task.cancel()
+    errors = [one for one in await asyncio.gather(*tasks, return_exceptions=True) if isinstance(one, ApiError)]
+    assert all(error.code == "request_timeout" for error in errors)
+    assert bool(errors) is (stalled == healthy)
+
+
 @pytest.mark.parametrize("size", [0, 1])
-async def test_a_large_body_that_does_not_come_is_dropped(size: int) -> None:
-    """A byte now and then does not count. Its place is free for another one."""
+async def test_a_large_body_that_does_not_come_is_dropped(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """A byte now and then does not count."""
+    monkeypatch.setattr(body_module, "_HURRY", 0.01)
+    monkeypatch.setattr(body_module, "_PATIENCE", 0.05)
     begun = False
 
     async def receive() -> dict[str, Any]:
@@ -300,14 +325,10 @@ async def test_a_large_body_that_does_not_come_is_dropped(size: int) -> None:
         part, begun = b" " * (size if begun else 2 * LARGE), True
         return {"type": "http.request", "body": part, "more_body": True}
 
-    bodies = Bodies(LEAST_PACE // 20, at_once=1)
     with pytest.raises(ApiError) as caught:
-        async with bodies.read(receive):
+        async with Bodies(10**7).read(receive):
             pass
     assert (caught.value.status, caught.value.code) == (408, "request_timeout")
-    another = Upload(3 * LARGE)
-    another.goes_on.set()
-    assert await size_of(bodies, another) == 3 * LARGE
 
 
 async def test_a_full_server_parses_no_body(tiny: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -330,7 +330,9 @@ def with_right_answers(
         return heads
     closed_book, passage = (quantiles(np.array(of_kind)) for of_kind in surprisals)
     threshold = round(float(np.quantile([improbability(min(row)) for _, row in right], 1 - STOPPED)), 4)
-    own = RightAnswers(of=Path(engine.model_name).name, closed_book=closed_book, passage=passage, span_threshold=threshold)
+    own = RightAnswers(
+        of=Path(engine.model_name).name, closed_book=closed_book, passage=passage, span_threshold=threshold
+    )
     return heads.model_copy(update={"right_answers": own})
 
 

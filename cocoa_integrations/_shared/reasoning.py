@@ -187,7 +187,14 @@ def _answered(generation: Generation, spans: list[Span], engine: CocoaEngine) ->
     token_ids = [token_id for span in spans for token_id in span.token_ids]
     text = "".join(span.text for span in spans)
     answered = generation.model_copy(
-        update={"spans": spans, "token_ids": token_ids, "text": text, "answer_risk": None, "competition": None}
+        update={
+            "spans": spans,
+            "token_ids": token_ids,
+            "text": text,
+            "answer_risk": None,
+            "answer_risk_source": None,
+            "competition": None,
+        }
     )
     answered = answered.model_copy(update={"out_of_domain": answered.has_spans_out_of_domain})
     return answered if generation.answer_risk is None else engine.rated(answered)

@@ -32,10 +32,10 @@ from sklearn.metrics import roc_auc_score
 from benchmarks.rag_questions import RagQuestion, is_right, messages
 from cocoa_engine import CocoaEngine, Generation
 from cocoa_engine.equations import ANSWER_TOKENS, distribution
+from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.data import read_questions
 from cocoa_engine.lab.files import parsed, read_json_lines
 from cocoa_engine.lab.fit import LabelledFeatures, fit_only
-from cocoa_engine.lab.heads import STOPPED, quantiles
 from cocoa_engine.lab.records import Question
 from cocoa_engine.lab.self_made import made_questions
 from cocoa_engine.lab.statistics import expected_calibration_error, reliability
@@ -275,11 +275,8 @@ def right_answers(
     """The distribution of models' right answers; by default to all sets but TruthfulQA."""
     asked = answers.sets != NOT_FITTED if sets is None else np.isin(answers.sets, sets)
     right = ~answers.wrong & np.isin(answers.models, models) & asked
-    least = -np.expm1(-answers.scores["-min log p"][right])
-    surprisals = answers.surprisals()
-    closed, passage = (quantiles(surprisals[right & (answers.closed == closed)]) for closed in (True, False))
-    threshold = round(float(np.quantile(least, 1 - STOPPED)), 4)
-    return RightAnswers(of=named, closed_book=closed, passage=passage, span_threshold=threshold)
+    token_risks = -np.expm1(-answers.scores["-min log p"][right])
+    return lab_heads.right_answers(named, answers.surprisals()[right], token_risks, answers.closed[right])
 
 
 def gate(answers: Answers) -> Iterator[str]:

@@ -265,12 +265,7 @@ def with_reference(
         # the file of the heads has another name each time, so the heads alone count
         settings = config.model_dump(mode="json", exclude={"decore_heads"})
         answer_cache = None if cache is None else AnswerCache(cache, "reference", engine, config, {"config": settings})
-        done: list[int] = []
-
-        def advance(count: int) -> None:
-            done.append(count)
-            on_progress(sum(done), len(asked))
-
+        advance = _counted(on_progress, len(asked))
         for _, measured in answered(engine, asked, asked, config, _attention, cache=answer_cache, advance=advance):
             values += measured["source_attention"]
     if len(values) < MIN_SPANS:
@@ -316,24 +311,43 @@ def with_right_answers(
     prompts = [request_prompt(engine, request) for request in requests]
     config = engine.config.replace(max_new_tokens=ANSWERED, max_risk=None, method="cocoa-sig")
     answer_cache = None if cache is None else AnswerCache(cache, "right", engine, config)
-    done, right = list[int](), list[tuple[bool, list[float]]]()
-
-    def advance(count: int) -> None:
-        done.append(count)
-        on_progress(sum(done), len(asked))
-
+    advance, right = _counted(on_progress, len(asked)), list[tuple[bool, list[float]]]()
     for question, values in answered(engine, asked, prompts, config, _log_probs, cache=answer_cache, advance=advance):
         if values["log_probs"] and question.is_right(values["text"]):
             right.append((question.context is None, values["log_probs"]))
-    surprisals = [[answer_surprisal(row) for closed, row in right if closed == kind] for kind in (True, False)]
-    if min(map(len, surprisals)) < MIN_RIGHT:
+    closed_book = np.array([closed for closed, _ in right], dtype=bool)
+    if min(closed_book.sum(), (~closed_book).sum()) < MIN_RIGHT:
         return heads
-    closed_book, passage = (quantiles(np.array(of_kind)) for of_kind in surprisals)
-    threshold = round(float(np.quantile([improbability(min(row)) for _, row in right], 1 - STOPPED)), 4)
-    own = RightAnswers(
-        of=Path(engine.model_name).name, closed_book=closed_book, passage=passage, span_threshold=threshold
-    )
+    surprisals = np.array([answer_surprisal(row) for _, row in right])
+    token_risks = np.array([improbability(min(row)) for _, row in right])
+    own = right_answers(Path(engine.model_name).name, surprisals, token_risks, closed_book)
     return heads.model_copy(update={"right_answers": own})
+
+
+def right_answers(
+    of: str, surprisals: NDArray[np.float64], token_risks: NDArray[np.float64], closed_book: NDArray[np.bool_]
+) -> RightAnswers:
+    """The distribution of n right answers ``of`` a model, to questions of both kinds.
+
+    Args:
+        surprisals: the :func:`.answer_surprisal` of each, ``[n]``.
+        token_risks: 1 - p of the least probable token of each, ``[n]``.
+        closed_book: whether its prompt has no passage, ``[n]``.
+    """
+    closed, passage = (quantiles(surprisals[closed_book == kind]) for kind in (True, False))
+    threshold = round(float(np.quantile(token_risks, 1 - STOPPED)), 4)
+    return RightAnswers(of=of, closed_book=closed, passage=passage, span_threshold=threshold)
+
+
+def _counted(on_progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
+    """A function of how many are newly done, which calls ``on_progress`` with how many are done in all."""
+    done: list[int] = []
+
+    def advance(count: int) -> None:
+        done.append(count)
+        on_progress(sum(done), total)
+
+    return advance
 
 
 def _log_probs(answer: Generation) -> dict[str, Any]:

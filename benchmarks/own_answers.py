@@ -265,18 +265,12 @@ def table(answers: Answers) -> Iterator[str]:
 MEASURED = ("Qwen 0.5B", "Qwen 1.5B")
 """The models whose right answers come with the package."""
 
-BUILT_IN = ("short", "invented")
-"""The kinds of questions by which `cocoa heads` measures a model's right answers."""
 
-
-def right_answers(
-    answers: Answers, models: Sequence[str], named: str = "", sets: Sequence[str] | None = None
-) -> RightAnswers:
-    """The distribution of models' right answers; by default to all sets but TruthfulQA."""
-    asked = answers.sets != NOT_FITTED if sets is None else np.isin(answers.sets, sets)
-    right = ~answers.wrong & np.isin(answers.models, models) & asked
+def right_answers(answers: Answers, models: Sequence[str], named: str = "") -> RightAnswers:
+    """The distribution of models' right answers to the short questions, as `cocoa heads` measures it."""
+    right = ~answers.wrong & np.isin(answers.models, models) & (answers.sets == "short")
     token_risks = -np.expm1(-answers.scores["-min log p"][right])
-    return lab_heads.right_answers(named, answers.surprisals()[right], token_risks, answers.closed[right])
+    return lab_heads.right_answers(named, answers.surprisals()[right], token_risks)
 
 
 def gate(answers: Answers) -> Iterator[str]:
@@ -288,9 +282,9 @@ def gate(answers: Answers) -> Iterator[str]:
     for model, kind, own in answers.cells():
         others = [name for name in MEASURED if name != model]
         cells = []
-        for among in (right_answers(answers, others), right_answers(answers, [model], sets=BUILT_IN)):
-            kinds = {True: among.closed_book, False: among.passage}
-            ranks = [distribution(kinds[bool(answers.closed[at])], surprisals[at]) for at in own]
+        for models in (others, [model]):
+            among = right_answers(answers, models).surprisals
+            ranks = [distribution(among, surprisal) for surprisal in surprisals[own]]
             cells.append(np.array(ranks) >= ANSWER_THRESHOLD)
         wrong = answers.wrong[own]
         counts = [(~stopped[~wrong]).mean() for stopped in cells] + [stopped[wrong].mean() for stopped in cells]

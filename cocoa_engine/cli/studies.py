@@ -146,7 +146,7 @@ def heads(
     prompts: Annotated[
         int,
         typer.Option(
-            min=0, max=10**5, help="Prompts for the reference distribution, and questions of each kind; 0: none."
+            min=0, max=10**5, help="Prompts for the reference distribution, and half the number of questions; 0: none."
         ),
     ] = 60,
     cache: measured.Cache = None,
@@ -194,7 +194,7 @@ def heads(
             with progress.stage("answering", "prompts", prompts, fate=partial(measured.fate, folder)) as stage:
                 heads = with_reference(engine, heads, prompts=prompts, on_progress=stage.at, cache=folder)
             with progress.stage("asking", "questions", 2 * prompts, fate=partial(measured.fate, folder)) as stage:
-                heads = with_right_answers(engine, heads, questions=prompts, on_progress=stage.at, cache=folder)
+                heads = with_right_answers(engine, heads, questions=2 * prompts, on_progress=stage.at, cache=folder)
         lines = [f"{len(heads.heads)} heads of {heads.model_name}, {how}"]
         if heads.reference is not None:
             low, middle, high = (heads.reference[len(heads.reference) * part // 20] for part in (1, 10, 19))
@@ -203,8 +203,8 @@ def heads(
                 f"{middle:.3f}, 95 % below {high:.3f}"
             )
         if (own := heads.right_answers) is not None:
-            closed, passage = (of_kind[len(of_kind) // 2] for of_kind in (own.closed_book, own.passage))
-            lines.append(f"surprisal of own right answers: half below {closed:.2f}, with a passage {passage:.2f} nats")
+            middle, high = (own.surprisals[len(own.surprisals) * part // 10] for part in (5, 9))
+            lines.append(f"surprisal of own right answers: half below {middle:.2f}, 90 % below {high:.2f} nats")
         elif prompts:
             lines.append("too few right answers: answers of this model are ranked among those of other models")
         if out is not None:

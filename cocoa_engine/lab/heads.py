@@ -27,7 +27,7 @@ from cocoa_engine.files import write_file
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
 from cocoa_engine.lab.measured import request_prompt
 from cocoa_engine.lab.records import Question
-from cocoa_engine.lab.self_made import Fact, Passage, made_questions, passages
+from cocoa_engine.lab.self_made import Fact, Passage, passages
 from cocoa_engine.methods.retrieval_heads import (
     SOURCE_HEADS,
     RetrievalHeads,
@@ -293,50 +293,43 @@ def with_right_answers(
     engine: CocoaEngine,
     heads: RetrievalHeads,
     *,
-    questions: int = PROMPTS,
+    questions: int = 2 * PROMPTS,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     cache: CacheFolder | None = None,
 ) -> RetrievalHeads:
     """Measure how surprising a model's own right answers are; see :class:`.RightAnswers`.
 
-    The model answers ``questions`` short questions and as many about invented passages, a third of which have no answer
-    there. The other arguments are those of :func:`with_reference`.
+    The model answers ``questions`` short questions. The other arguments are those of :func:`with_reference`.
 
     Returns:
-        The heads with ``right_answers``; without them if the model gives too few right answers to either kind.
+        The heads with ``right_answers``; without them if the model gives too few right answers.
     """
-    short = [Question(text, None, tuple(known), text) for text, *known in json.loads(SHORT.read_text("utf-8"))]
-    asked: list[Question] = [*short[:questions], *made_questions(count=questions, seed=11)]
-    requests = (question.text if question.context is None else question.request for question in asked)
-    prompts = [request_prompt(engine, request) for request in requests]
+    known = json.loads(SHORT.read_text("utf-8"))[:questions]
+    asked = [Question(text, None, tuple(answers), text) for text, *answers in known]
+    prompts = [request_prompt(engine, question.text) for question in asked]
     config = engine.config.replace(max_new_tokens=ANSWERED, max_risk=None, method="cocoa-sig")
     answer_cache = None if cache is None else AnswerCache(cache, "right", engine, config)
-    advance, right = _counted(on_progress, len(asked)), list[tuple[bool, list[float]]]()
+    advance, right = _counted(on_progress, len(asked)), list[list[float]]()
     for question, values in answered(engine, asked, prompts, config, _log_probs, cache=answer_cache, advance=advance):
         if values["log_probs"] and question.is_right(values["text"]):
-            right.append((question.context is None, values["log_probs"]))
-    closed_book = np.array([closed for closed, _ in right], dtype=bool)
-    if min(closed_book.sum(), (~closed_book).sum()) < MIN_RIGHT:
+            right.append(values["log_probs"])
+    if len(right) < MIN_RIGHT:
         return heads
-    surprisals = np.array([answer_surprisal(row) for _, row in right])
-    token_risks = np.array([improbability(min(row)) for _, row in right])
-    own = right_answers(Path(engine.model_name).name, surprisals, token_risks, closed_book)
+    surprisals = np.array([answer_surprisal(log_probs) for log_probs in right])
+    token_risks = np.array([improbability(min(log_probs)) for log_probs in right])
+    own = right_answers(Path(engine.model_name).name, surprisals, token_risks)
     return heads.model_copy(update={"right_answers": own})
 
 
-def right_answers(
-    of: str, surprisals: NDArray[np.float64], token_risks: NDArray[np.float64], closed_book: NDArray[np.bool_]
-) -> RightAnswers:
-    """The distribution of n right answers ``of`` a model, to questions of both kinds.
+def right_answers(of: str, surprisals: NDArray[np.float64], token_risks: NDArray[np.float64]) -> RightAnswers:
+    """The distribution of n right answers ``of`` a model.
 
     Args:
         surprisals: the :func:`.answer_surprisal` of each, ``[n]``.
         token_risks: 1 - p of the least probable token of each, ``[n]``.
-        closed_book: whether its prompt has no passage, ``[n]``.
     """
-    closed, passage = (quantiles(surprisals[closed_book == kind]) for kind in (True, False))
     threshold = round(float(np.quantile(token_risks, 1 - STOPPED)), 4)
-    return RightAnswers(of=of, closed_book=closed, passage=passage, span_threshold=threshold)
+    return RightAnswers(of=of, surprisals=quantiles(surprisals), span_threshold=threshold)
 
 
 def _counted(on_progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:

@@ -56,24 +56,22 @@ class RightAnswers(BaseModel):
 
     Attributes:
         of: whose right answers they are, for a reader.
-        closed_book, passage: the distribution of :func:`.answer_surprisal` of right answers to questions without and
-            with a passage.
+        surprisals: the distribution of :func:`.answer_surprisal` of right answers to short questions.
         span_threshold: 1 - p of the least probable token of an answer, which a tenth of these answers reaches.
     """
 
     model_config = ConfigDict(frozen=True)
 
     of: str
-    closed_book: Quantiles
-    passage: Quantiles
+    surprisals: Quantiles
     span_threshold: float = Field(gt=0, le=1)
 
-    def rank(self, token_log_probs: Sequence[float], *, closed_book: bool) -> float:
+    def rank(self, token_log_probs: Sequence[float]) -> float:
         """The share of the right answers that are less surprising than an answer, in [0, 1].
 
         A gate at the rank r stops a share 1 - r of right answers like these. It is not a probability of being wrong.
         """
-        return distribution(self.closed_book if closed_book else self.passage, answer_surprisal(token_log_probs))
+        return distribution(self.surprisals, answer_surprisal(token_log_probs))
 
 
 class RetrievalHeads(ValidatedModel):

@@ -94,7 +94,7 @@ class RiskMeasure:
         log_probs = [log_prob for span in generation.spans for log_prob in span.token_log_probs]
         return generation.model_copy(
             update={
-                "answer_risk": self.right_answers.rank(log_probs, closed_book=generation.closed_book),
+                "answer_risk": self.right_answers.rank(log_probs),
                 "answer_risk_source": "rank",
                 "answer_threshold": ANSWER_THRESHOLD,
                 "calibrated_on": self.right_answers.of,

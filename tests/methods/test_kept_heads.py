@@ -73,14 +73,6 @@ def test_tokens_beyond_the_24th_do_not_make_an_answer_surprising(log_probs: list
     assert answer_surprisal(log_probs * 24) == pytest.approx(-np.mean(log_probs) * 24, abs=1e-6)
 
 
-@given(st.lists(st.floats(0, 50), min_size=2).map(sorted), st.lists(st.floats(0, 50), min_size=2).map(sorted))
-def test_an_answer_is_ranked_among_the_right_answers_of_its_kind(closed: list[float], passage: list[float]) -> None:
-    right = RightAnswers(of="m", closed_book=closed, passage=passage, span_threshold=0.5)
-    for log_probs in ([-0.25], [-1.0, -2.0], [-3.0] * 30):
-        ranks = [right.rank(log_probs, closed_book=is_closed) for is_closed in (True, False)]
-        assert ranks == [distribution(kind, answer_surprisal(log_probs)) for kind in (closed, passage)]
-
-
 def test_own_right_answers_are_used_before_those_of_other_models() -> None:
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     model, general = engine.session.model, right_answers_of(None)
@@ -89,11 +81,11 @@ def test_own_right_answers_are_used_before_those_of_other_models() -> None:
     assert (before.threshold, before.answer_threshold) == (general.span_threshold, 0.9)
     log_probs = [log_prob for span in before.spans for log_prob in span.token_log_probs]
     surprisal = answer_surprisal(log_probs)
-    own = RightAnswers(of="m", closed_book=[0, 2 * surprisal], passage=[0, 4 * surprisal], span_threshold=1e-9)
+    own = RightAnswers(of="m", surprisals=[0, 2 * surprisal], span_threshold=1e-9)
     keep(found_in(model).model_copy(update={"right_answers": own}), model)
     after = engine.generate(PROMPTS[0], max_new_tokens=4)
     assert (after.calibrated_on, after.threshold) == ("m", own.span_threshold)
-    assert after.answer_risk == pytest.approx(0.5 if before.closed_book else 0.25)
+    assert after.answer_risk == pytest.approx(0.5)
     assert all(span.flagged for span in after.spans)
     assert engine.rated(after) == after
     assert engine.score(PROMPTS[0], "a thing").answer_risk is None
@@ -104,7 +96,7 @@ def test_own_right_answers_are_used_before_those_of_other_models() -> None:
 @pytest.mark.parametrize("quantiles", [[1.0, 0.5], [0.0, math.inf], [1.0], []])
 def test_quantiles_must_rise(quantiles: list[float]) -> None:
     with pytest.raises(ValidationError):
-        RightAnswers(of="m", closed_book=quantiles, passage=[0, 1], span_threshold=0.5)
+        RightAnswers(of="m", surprisals=quantiles, span_threshold=0.5)
 
 
 def test_a_model_measures_its_right_answers(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,16 +105,13 @@ def test_a_model_measures_its_right_answers(engine: CocoaEngine, monkeypatch: py
     done: list[tuple[int, int]] = []
     measured = with_right_answers(engine, heads, questions=9, on_progress=lambda *at: done.append(at))
     own = measured.right_answers
-    assert done[-1] == (18, 18)
+    assert done[-1] == (9, 9)
     assert (own.of, measured.heads, measured.reference) == (engine.model_name, heads.heads, heads.reference)
     asked = [Question(text, None, tuple(known), text) for text, *known in json.loads(lab_heads.SHORT.read_text())[:9]]
     prompts = [engine.encode_chat([{"role": "user", "content": question.text}]) for question in asked]
     answers = engine.generate_batch(prompts, max_new_tokens=lab_heads.ANSWERED)
     right = [answer for answer, question in zip(answers, asked, strict=True) if question.is_right(answer.text)]
-    ranks = [
-        own.rank([value for span in answer.spans for value in span.token_log_probs], closed_book=True)
-        for answer in right
-    ]
+    ranks = [own.rank([value for span in answer.spans for value in span.token_log_probs]) for answer in right]
     assert min(ranks) == pytest.approx(0, abs=0.01)
     assert max(ranks) == pytest.approx(1, abs=0.01)
     monkeypatch.setattr(lab_heads, "MIN_RIGHT", 10)

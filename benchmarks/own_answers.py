@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.markdown import Markdown
 from sklearn.metrics import roc_auc_score
@@ -45,6 +46,9 @@ from cocoa_integrations.evaluation.metrics import rouge_l
 from cocoa_integrations.evaluation.tasks import load_samples
 
 ANSWERS = Path(__file__).parent / "results" / "own_answers.csv"
+OWN = ANSWERS.with_name("own_right_answers.json")
+"""The right answers that `cocoa heads` found for each model."""
+
 SHORT = Path(__file__).with_name("short_questions.jsonl")
 SEED = 3
 Floats = NDArray[np.float64]
@@ -279,12 +283,12 @@ def gate(answers: Answers) -> Iterator[str]:
     yield f"| model | set | {' | '.join(names)} |"
     yield "| --- | --- |" + " ---: |" * len(names)
     surprisals = answers.surprisals()
+    after_heads = TypeAdapter(dict[str, RightAnswers]).validate_json(OWN.read_bytes())
     for model, kind, own in answers.cells():
         others = [name for name in MEASURED if name != model]
         cells = []
-        for models in (others, [model]):
-            among = right_answers(answers, models).surprisals
-            ranks = [distribution(among, surprisal) for surprisal in surprisals[own]]
+        for among in (right_answers(answers, others), after_heads[model]):
+            ranks = [distribution(among.surprisals, surprisal) for surprisal in surprisals[own]]
             cells.append(np.array(ranks) >= ANSWER_THRESHOLD)
         wrong = answers.wrong[own]
         counts = [(~stopped[~wrong]).mean() for stopped in cells] + [stopped[wrong].mean() for stopped in cells]

@@ -52,7 +52,7 @@ BROWSER = @{ command -v chromium || command -v chromium-browser || command -v go
 .PHONY: demo lint check test docs wheel floors test-floors bench lock audit sbom conformance ray processors architectures fuzz clean
 
 demo: $(VENV)/.demo
-	$(BIN)/cocoa ask "Who wrote Pride and Prejudice?" --compare greedy --details --stop .
+	$(BIN)/cocoa compare "Who wrote Pride and Prejudice?" --details --stop .
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -135,7 +135,7 @@ _COMMAND = re.compile(
     r"""|(?:[`"]|^\s*|\$ )((?:\.venv/bin/)?python -m [a-z_.]+)(?![\w.])""",
     re.MULTILINE,
 )
-_COCOA = re.compile(r"([`\"]?)\bcocoa ([a-z][a-z-]*)(?!\w)((?:\s+(?!cocoa\b)[\w./=,-]+)*)")
+_COCOA = re.compile(r"([`\"]?)\bcocoa ([a-z][a-z-]*)(?!\w)((?:\s+(?!cocoa\b)(?:[\w./=,-]+|\"[\w ?]+\"(?= --)))*)")
 FORMER = {"cocoa_engine.grounding", "cocoa_engine.labelled"}  # in the changelog
 _DOTTED = re.compile(r"(?<![\w./\"-])(?:cocoa_engine|cocoa_integrations|benchmarks)(?:\.[a-zA-Z_]\w*)+")
 

@@ -278,22 +278,27 @@ def right_answers(answers: Answers, models: Sequence[str], named: str = "") -> R
 
 
 def gate(answers: Answers) -> Iterator[str]:
-    """For each model and set the right answers that pass a gate on the rank, and the wrong ones that it stops."""
-    names = ("right answers", "pass by other models", "by own", "wrong answers", "stopped by other models", "by own")
+    """For each model and set the right answers that pass a gate, and the wrong ones that it stops.
+
+    The gates are those on the rank, and on the claims (``unit="claim"``); the embedded model's claims are calibrated.
+    """
+    names = ("at once", "after `cocoa heads`", "claims, at once", "claims, after `cocoa heads`")
     yield f"| model | set | {' | '.join(names)} |"
     yield "| --- | --- |" + " ---: |" * len(names)
-    surprisals = answers.surprisals()
+    surprisals, claims = answers.surprisals(), answers.scores["riskiest claim"]
     after_heads = TypeAdapter(dict[str, RightAnswers]).validate_json(OWN.read_bytes())
     for model, kind, own in answers.cells():
-        others = [name for name in MEASURED if name != model]
-        cells = []
-        for among in (right_answers(answers, others), after_heads[model]):
-            ranks = [distribution(among.surprisals, surprisal) for surprisal in surprisals[own]]
-            cells.append(np.array(ranks) >= ANSWER_THRESHOLD)
         wrong = answers.wrong[own]
-        counts = [(~stopped[~wrong]).mean() for stopped in cells] + [stopped[wrong].mean() for stopped in cells]
-        passes, stops = (" | ".join(f"{100 * share:.0f} %" for share in pair) for pair in (counts[:2], counts[2:]))
-        yield f"| {model} | {kind} | {(~wrong).sum()} | {passes} | {wrong.sum()} | {stops} |"
+        gates = right_answers(answers, [name for name in MEASURED if name != model]), after_heads[model]
+        ranks = [np.array([distribution(among.surprisals, value) for value in surprisals[own]]) for among in gates]
+        stopped = [of_gate >= ANSWER_THRESHOLD for of_gate in ranks]
+        stopped += [claims[own] >= among.span_threshold for among in gates] if model in MEASURED else []
+        cells = [f"{_share(~of_gate[~wrong])} / {_share(of_gate[wrong])}" for of_gate in stopped]
+        yield f"| {model} | {kind} | {' | '.join([*cells, '', ''][: len(names)])} |"
+
+
+def _share(which: NDArray[np.bool_]) -> str:
+    return f"{100 * which.mean():.0f} % of {len(which)}"
 
 
 def main() -> None:

@@ -25,10 +25,11 @@ from cocoa_engine.errors import ConfigError, unknown
 from cocoa_engine.integration import Processor, short_repr
 from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations._shared.options import (
-    INSTEAD,
     OF_SAMPLING,
+    REFUSALS,
     ChatTemplateOptions,
     DecodeSettings,
+    Refusals,
     is_without_effect,
     names,
 )
@@ -132,7 +133,7 @@ class DecodingRequest(BaseModel):
     stop: str | Several[str] | None = None
     logit_bias: dict[str, Any] | None = None
     cocoa: CocoaOptions = Field(default_factory=CocoaOptions)
-    refused: ClassVar[parameters.Refused] = parameters.REFUSED
+    refused: ClassVar[Refusals] = parameters.REFUSED
     """Parameters that are not supported."""
     in_prompt: ClassVar[tuple[str, ...]] = ()
     """Parameters that the prompt may contain."""
@@ -227,7 +228,7 @@ class DecodingRequest(BaseModel):
             for name in OF_SAMPLING:
                 param, value = settings.pop(name, (name, None))
                 if not is_without_effect(name, value):
-                    raise bad_request(f"{param}={short_repr(value)} is not supported; {INSTEAD[name]}", param)
+                    raise bad_request(f"{param}={short_repr(value)} is not supported; {REFUSALS[name][1]}", param)
         try:
             config = base.replace(**{name: value for name, (_, value) in settings.items()})
         except ConfigError as error:  # in the words of the request
@@ -293,7 +294,7 @@ def _members(value: Any) -> Any:
 class ChatRequest(DecodingRequest):
     """The body of a request for chat completions."""
 
-    refused: ClassVar[parameters.Refused] = parameters.REFUSED_BY_CHAT
+    refused: ClassVar[Refusals] = parameters.REFUSED_BY_CHAT
     in_prompt: ClassVar[tuple[str, ...]] = (
         *("messages", "tools", "response_format", "chat_template_kwargs", "reasoning_effort"),
     )
@@ -353,7 +354,7 @@ class ChatRequest(DecodingRequest):
 class CompletionRequest(DecodingRequest):
     """The body of a request for completions."""
 
-    refused: ClassVar[parameters.Refused] = parameters.REFUSED_BY_COMPLETIONS
+    refused: ClassVar[Refusals] = parameters.REFUSED_BY_COMPLETIONS
     in_prompt: ClassVar[tuple[str, ...]] = ("prompt",)
     prompt: str | Several[StrictStr] | Several[StrictInt] | Several[Several[StrictInt]]
     echo: Flag = False
@@ -408,7 +409,7 @@ class CompletionRequest(DecodingRequest):
 class ScoreRequest(DecodingRequest):
     """The body of a request for the risk of given texts after one prompt."""
 
-    refused: ClassVar[parameters.Refused] = parameters.REFUSED_BY_SCORE
+    refused: ClassVar[Refusals] = parameters.REFUSED_BY_SCORE
     without_effect: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
             ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "max_risk"), parameters.NOT_DECODED

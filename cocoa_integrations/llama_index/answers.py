@@ -26,7 +26,7 @@ from cocoa_integrations._shared.citations import (
     spread,
     with_lifts,
 )
-from cocoa_integrations._shared.edits import EditedText, Entry
+from cocoa_integrations._shared.edits import Change, EditedText, Entry
 from cocoa_integrations._shared.tries import TRIES_KEY
 from cocoa_integrations.llama_index.callbacks import Collected, RiskCollector
 from cocoa_integrations.llama_index.retrieved import (
@@ -76,18 +76,15 @@ class Part:
 
     def report_in(self, spans: Sequence[SpanReport]) -> RiskReport:
         """These spans, with offsets in the shown text. Fields and calls are in the answer's own report."""
-        report, first = self.answer.report, self.numbers.start
-        values: dict[str, Any] = {"spans": list(spans)}
+        report = Change("", (), self._placed).of_report(self.answer.report.without("fields", "tool_calls"))
+        first, values = self.numbers.start, dict[str, Any](spans=list(spans))
         if report.reasoning is not None:  # its spans are not part of the shown text
             values["reasoning"] = report.reasoning.without("answer_start").with_values(spans=[])
-        for name in ("check", "claims", "sentences"):
-            if name in report.model_fields_set:
-                values[name] = self._placed(getattr(report, name))
         if report.check:
             values["check"] = [
-                check.with_values(spans=[number - first for number in check.spans]) for check in values["check"]
+                check.with_values(spans=[number - first for number in check.spans]) for check in report.check
             ]
-        return report.without("fields", "tool_calls").with_values(**values)
+        return report.with_values(**values)
 
     def _placed(self, entries: Iterable[Entry]) -> list[Entry]:
         """Entries with their offsets in the shown text, which may lack white space at the ends."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation, create_model, field_validator
@@ -183,9 +184,7 @@ def ends_inside_reasoning(
             before = engine.render_chat(earlier, **plain)
         except ChatTemplateError:
             return prompt.rstrip().endswith(opening)
-    pairs = enumerate(zip(prompt, before, strict=False))
-    shared = len(before) if prompt.startswith(before) else next((at for at, (char, other) in pairs if char != other), 0)
-    begun = prompt[shared:]
+    begun = prompt.removeprefix(commonprefix([prompt, before]))  # noqa: RUF071  # texts, not paths
     return opening in begun.rpartition(closing)[2]
 
 
@@ -194,63 +193,56 @@ def text_ends_inside_reasoning(prompt: str) -> bool:
     return prompt.rstrip().endswith(OPENING)
 
 
+Refusals = dict[str, tuple[tuple[Any, ...], str]]
+"""By the name of an option: the values that ask for what happens anyway, besides ``None``, and what to do instead."""
+
+
+def refusals(names: Mapping[str, str]) -> Refusals:
+    """The table of some options, whose names, separated by spaces, are given by what to do instead.
+
+    What is false, zero or empty asks for nothing. With ``!`` after the name every value is refused, and with ``=`` all
+    but those that follow as JSON, separated by ``|``.
+    """
+    table: Refusals = {}
+    for instead, listed in names.items():
+        for entry in listed.split():
+            name, _, values = entry.partition("=")
+            neutral: list[Any] = [False, 0, "", [], {}]
+            if values or name.endswith("!"):
+                neutral = [json.loads(value) for value in values.split("|") if value]
+            table[name.removesuffix("!")] = tuple(neutral), instead
+    return table
+
+
 _COMPETE = "gamma and max_candidates set which tokens compete"
-_SAMPLING = f"{_COMPETE}; only method='sample' takes it"
-_SAMPLE_AGAIN = "call again with a temperature above 0"
-_REPETITION = "give repetition_penalty"
-_PROCESSOR = "give logits_processor"
-_STOP = "give stop"
 
-INSTEAD = {
-    "top_k": _SAMPLING,
-    "top_p": _SAMPLING,
-    "min_p": "gamma is such a threshold: a token competes if its probability is at least gamma times the highest",
-    "typical_p": _COMPETE,
-    "do_sample": "give temperature: 0 decodes greedily, and a value above 0 samples",
-    "n": _SAMPLE_AGAIN,
-    "num_return_sequences": _SAMPLE_AGAIN,
-    "best_of": "it compares candidate spans instead, see max_candidates",
-    "num_beams": "it searches candidate spans instead, see max_candidates and max_span_tokens",
-    "presence_penalty": _REPETITION,
-    "frequency_penalty": _REPETITION,
-    "logit_bias": _PROCESSOR,
-    "no_repeat_ngram_size": _PROCESSOR,
-    "bad_words_ids": _PROCESSOR,
-    "suppress_tokens": _PROCESSOR,
-    "max_length": "give max_new_tokens",
-    "max_completion_tokens": "give max_new_tokens",
-    "max_output_tokens": "give max_new_tokens",
-    "stop_sequences": _STOP,
-    "stop_strings": _STOP,
-    "eos_token_id": "give stopping_criteria, or stop with the text of the token",
-    "functions": "give tools and tool_choice",
-    "function_call": "give tools and tool_choice",
-    "model_id": "give model",
-    "pipeline": "give engine=CocoaEngine(pipeline.model, pipeline.tokenizer), or model and its loading options",
-    "pipeline_kwargs": "give the decode settings themselves, such as max_new_tokens",
-}
-"""By the name of the option. An adapter may support some of them."""
-
-WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
-    "top_k": (0,),
-    "top_p": (1,),
-    "min_p": (0,),
-    "typical_p": (1,),
-    "n": (1,),
-    "num_return_sequences": (1,),
-    "best_of": (1,),
-    "num_beams": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "use_cache": (True,),
-}
-"""By the name of the option, the values that have no effect. They are accepted, and so is ``None``."""
+REFUSALS = refusals(
+    {
+        f"{_COMPETE}; only method='sample' takes it": "top_k top_p=1",
+        "gamma is such a threshold: a token competes if its probability is at least gamma times the highest": "min_p",
+        _COMPETE: "typical_p=1",
+        "give temperature: 0 decodes greedily, and a value above 0 samples": "do_sample!",
+        "call again with a temperature above 0": "n=1 num_return_sequences=1",
+        "it compares candidate spans instead, see max_candidates": "best_of=1",
+        "it searches candidate spans instead, see max_candidates and max_span_tokens": "num_beams=1",
+        "give repetition_penalty": "presence_penalty frequency_penalty",
+        "give logits_processor": "logit_bias no_repeat_ngram_size! bad_words_ids! suppress_tokens!",
+        "give max_new_tokens": "max_length! max_completion_tokens! max_output_tokens!",
+        "give stop": "stop_sequences! stop_strings!",
+        "give stopping_criteria, or stop with the text of the token": "eos_token_id!",
+        "give tools and tool_choice": "functions! function_call!",
+        "give model": "model_id!",
+        "give engine=CocoaEngine(pipeline.model, pipeline.tokenizer), or model and its loading options": "pipeline!",
+        "give the decode settings themselves, such as max_new_tokens": "pipeline_kwargs!",
+        "the key-value cache is always used": "use_cache=true",
+    }
+)
+"""Options of other models. An adapter may support some of them."""
 
 
 def is_without_effect(name: str, value: Any) -> bool:
     """Whether an option asks for what happens anyway."""
-    return value is None or value in WITHOUT_EFFECT.get(name, ())
+    return value is None or (name in REFUSALS and value in REFUSALS[name][0])
 
 
 def refused(options: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
@@ -264,10 +256,9 @@ def refused(options: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
 
 def refuse_unsupported(options: Mapping[str, Any], *, what: str) -> dict[str, Any]:
     """The options without those of other models, which are refused unless they have no effect."""
-    foreign = {name: value for name, value in options.items() if name in INSTEAD or name in WITHOUT_EFFECT}
+    foreign = {name: value for name, value in options.items() if name in REFUSALS}
     if effective := {name: value for name, value in foreign.items() if not is_without_effect(name, value)}:
-        reasons = {name: INSTEAD.get(name, "the key-value cache is always used") for name in effective}
-        raise ConfigError(f"{what}: {refused(effective, reasons)}")
+        raise ConfigError(f"{what}: {refused(effective, {name: REFUSALS[name][1] for name in effective})}")
     return {name: value for name, value in options.items() if name not in foreign}
 
 

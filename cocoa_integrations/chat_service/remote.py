@@ -231,7 +231,7 @@ class RemoteStream:
             return post(**self._arguments(self._service.openai.Stream))
         except self._service.openai.BadRequestError as error:
             self._do_without_passages(error)
-        return post(**self._arguments(self._service.openai.Stream))
+        return self.send()
 
     async def asend(self) -> Any:
         """See :meth:`send`."""
@@ -240,7 +240,7 @@ class RemoteStream:
             return await post(**self._arguments(self._service.openai.AsyncStream))
         except self._service.openai.BadRequestError as error:
             self._do_without_passages(error)
-        return await post(**self._arguments(self._service.openai.AsyncStream))
+        return await self.asend()
 
     def _arguments(self, stream_cls: Any) -> dict[str, Any]:
         stream = {"stream": True, "stream_cls": stream_cls[object]} if self._stream else {}

@@ -1,9 +1,7 @@
 """The answers that a model gave for one response, and their risk in the metadata of the response."""
 
-import asyncio
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Sequence
-from contextlib import aclosing, closing
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -28,7 +26,7 @@ from cocoa_integrations._shared.citations import (
     spread,
     with_lifts,
 )
-from cocoa_integrations._shared.edits import EditedText, Entry
+from cocoa_integrations._shared.edits import Change, EditedText, Entry
 from cocoa_integrations._shared.tries import TRIES_KEY
 from cocoa_integrations.llama_index.callbacks import Collected, RiskCollector
 from cocoa_integrations.llama_index.retrieved import (
@@ -78,18 +76,15 @@ class Part:
 
     def report_in(self, spans: Sequence[SpanReport]) -> RiskReport:
         """These spans, with offsets in the shown text. Fields and calls are in the answer's own report."""
-        report, first = self.answer.report, self.numbers.start
-        values: dict[str, Any] = {"spans": list(spans)}
+        report = Change("", (), self._placed).of_report(self.answer.report.without("fields", "tool_calls"))
+        first, values = self.numbers.start, dict[str, Any](spans=list(spans))
         if report.reasoning is not None:  # its spans are not part of the shown text
             values["reasoning"] = report.reasoning.without("answer_start").with_values(spans=[])
-        for name in ("check", "claims", "sentences"):
-            if name in report.model_fields_set:
-                values[name] = self._placed(getattr(report, name))
         if report.check:
             values["check"] = [
-                check.with_values(spans=[number - first for number in check.spans]) for check in values["check"]
+                check.with_values(spans=[number - first for number in check.spans]) for check in report.check
             ]
-        return report.without("fields", "tool_calls").with_values(**values)
+        return report.with_values(**values)
 
     def _placed(self, entries: Iterable[Entry]) -> list[Entry]:
         """Entries with their offsets in the shown text, which may lack white space at the ends."""
@@ -237,25 +232,14 @@ class Answers(RiskCollector):
             )
         return lifted
 
-    def read(self, deltas: Iterator[str], metadata: dict[str, Any], *retrieved: Any) -> Generator[str, None, None]:
-        """Pass a stream on, and fill ``metadata`` when it has been read to its end; see :meth:`write`."""
-        text = ""
-        with closing(self.reading(deltas)) as read:
-            for delta in read:
-                text += delta
-                yield delta
-        self.write(metadata, text, *retrieved)
+    def read(self, deltas: Any, metadata: dict[str, Any], *retrieved: Any) -> Any:
+        """Pass a stream of either kind on. At its end, ``metadata`` is filled; see :meth:`write`."""
 
-    async def aread(
-        self, deltas: AsyncIterator[str], metadata: dict[str, Any], *retrieved: Any
-    ) -> AsyncGenerator[str, None]:
-        """Like :meth:`read`."""
-        text = ""
-        async with aclosing(self.areading(deltas)) as read:
-            async for delta in read:
-                text += delta
-                yield delta
-        await asyncio.to_thread(self.write, metadata, text, *retrieved)
+        def end(deltas: Sequence[str]) -> Sequence[str]:
+            self.write(metadata, "".join(deltas), *retrieved)
+            return ()
+
+        return (self.areading if isinstance(deltas, AsyncIterator) else self.reading)(deltas, end)
 
 
 def parts_of(text: str, answers: Sequence[Collected]) -> list[Part]:

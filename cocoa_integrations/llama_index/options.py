@@ -14,8 +14,8 @@ from cocoa_engine import CocoaConfig, ConfigError
 from cocoa_engine.errors import explain
 from cocoa_engine.integration import Criterion, Processor, safe_logger, short_repr, usable
 from cocoa_integrations._shared.options import (
-    INSTEAD,
     OPTIONS,
+    REFUSALS,
     ChatTemplateOptions,
     is_without_effect,
     refuse_unknown,
@@ -46,7 +46,7 @@ _CRITERIA: dict[str, Callable[[Any], Any]] = {
     "stopping_criteria": lambda value: value if isinstance(value, Sequence) else [value],
 }
 _INSTEAD = {
-    **INSTEAD,
+    **{name: instead for name, (_, instead) in REFUSALS.items()},
     "streamer": "use stream_complete or stream_chat",
     "tools": "completions do not call tools; use chat messages, see chat_with_tools and FunctionAgent",
 }

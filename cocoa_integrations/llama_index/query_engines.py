@@ -137,8 +137,8 @@ class RiskQueryEngine(BaseQueryEngine):
         metadata, nodes = dict(response.metadata or {}), response.source_nodes
         if isinstance(response, (StreamingResponse, AsyncStreamingResponse)):
             metadata = {RISK_KEY: None, **metadata, REPORTS_KEY: []}
-            read: Any = answers.read if isinstance(response, StreamingResponse) else answers.aread
-            return replace(response, response_gen=read(response.response_gen, metadata, nodes), metadata=metadata)
+            deltas = answers.read(response.response_gen, metadata, nodes)
+            return replace(response, response_gen=deltas, metadata=metadata)
         answers.write(metadata, str(response), nodes, is_object=isinstance(response, PydanticResponse))
         return replace(response, metadata=metadata)
 
@@ -233,7 +233,7 @@ class RiskStreamingChatResponse(StreamingAgentChatResponse):
 
     def async_response_gen(self) -> AsyncGenerator[str, None]:
         """The text of the answer, in chunks."""
-        return self._answers.aread(super().async_response_gen(), self.metadata, self.source_nodes, self.sources)
+        return self._answers.read(super().async_response_gen(), self.metadata, self.source_nodes, self.sources)
 
 
 class RiskChatEngine(BaseChatEngine):

@@ -20,17 +20,18 @@ from pydantic import (
 from transformers import SequenceBiasLogitsProcessor
 from typing_extensions import Self
 
-from cocoa_engine import METHODS, CocoaConfig, CocoaEngine
+from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_engine.errors import ConfigError, unknown
 from cocoa_engine.integration import Processor, short_repr
 from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations._shared.options import (
-    INSTEAD,
-    OF_SAMPLING,
+    REFUSALS,
     ChatTemplateOptions,
     DecodeSettings,
+    Refusals,
     is_without_effect,
     names,
+    split_settings,
 )
 from cocoa_integrations.server import parameters
 from cocoa_integrations.server.errors import at_most, bad_request, validation_error
@@ -98,11 +99,7 @@ class CocoaOptions(DecodeSettings):
 
     def given(self) -> dict[str, Any]:
         """The settings that the request gives."""
-        return {
-            name: value
-            for name in sorted(self.model_fields_set & CocoaConfig.model_fields.keys())
-            if (value := getattr(self, name)) is not None or CocoaConfig.model_fields[name].default is None
-        }
+        return split_settings({name: getattr(self, name) for name in sorted(self.model_fields_set)})[0]
 
 
 class StreamOptions(BaseModel):
@@ -132,7 +129,7 @@ class DecodingRequest(BaseModel):
     stop: str | Several[str] | None = None
     logit_bias: dict[str, Any] | None = None
     cocoa: CocoaOptions = Field(default_factory=CocoaOptions)
-    refused: ClassVar[parameters.Refused] = parameters.REFUSED
+    refused: ClassVar[Refusals] = parameters.REFUSED
     """Parameters that are not supported."""
     in_prompt: ClassVar[tuple[str, ...]] = ()
     """Parameters that the prompt may contain."""
@@ -222,16 +219,15 @@ class DecodingRequest(BaseModel):
         An :class:`~.errors.ApiError` names a setting out of range, above a limit, given twice or without effect.
         """
         settings = self._settings()
-        method = str(settings.get("method", ("", base.method))[1])
-        if method in METHODS and not METHODS[method].samples:
-            for name in OF_SAMPLING:
-                param, value = settings.pop(name, (name, None))
-                if not is_without_effect(name, value):
-                    raise bad_request(f"{param}={short_repr(value)} is not supported; {INSTEAD[name]}", param)
+        params = {name: param for name, (param, _) in settings.items()}
+        values, others = split_settings({name: value for name, (_, value) in settings.items()}, base.method)
+        for name, value in others.items():
+            if not is_without_effect(name, value):
+                message = f"{params[name]}={short_repr(value)} is not supported; {REFUSALS[name][1]}"
+                raise bad_request(message, params[name])
         try:
-            config = base.replace(**{name: value for name, (_, value) in settings.items()})
+            config = base.replace(**values)
         except ConfigError as error:  # in the words of the request
-            params = {name: param for name, (param, _) in settings.items()}
             message = re.sub(r"(^|; )(\w+): ", lambda name: f"{name[1]}{params.get(name[2], name[2])}: ", str(error))
             first = re.split(r"\W", str(error), maxsplit=1)[0]
             by_default = first if first in CocoaConfig.model_fields else None
@@ -242,7 +238,7 @@ class DecodingRequest(BaseModel):
             "max_span_tokens": limits.max_span_tokens,
         }
         for name in limited.keys() & settings.keys():
-            at_most(getattr(config, name), limited[name], settings[name][0])
+            at_most(getattr(config, name), limited[name], params[name])
         return config
 
     def _settings(self) -> dict[str, tuple[str, Any]]:
@@ -293,7 +289,7 @@ def _members(value: Any) -> Any:
 class ChatRequest(DecodingRequest):
     """The body of a request for chat completions."""
 
-    refused: ClassVar[parameters.Refused] = parameters.REFUSED_BY_CHAT
+    refused: ClassVar[Refusals] = parameters.REFUSED_BY_CHAT
     in_prompt: ClassVar[tuple[str, ...]] = (
         *("messages", "tools", "response_format", "chat_template_kwargs", "reasoning_effort"),
     )
@@ -353,7 +349,7 @@ class ChatRequest(DecodingRequest):
 class CompletionRequest(DecodingRequest):
     """The body of a request for completions."""
 
-    refused: ClassVar[parameters.Refused] = parameters.REFUSED_BY_COMPLETIONS
+    refused: ClassVar[Refusals] = parameters.REFUSED_BY_COMPLETIONS
     in_prompt: ClassVar[tuple[str, ...]] = ("prompt",)
     prompt: str | Several[StrictStr] | Several[StrictInt] | Several[Several[StrictInt]]
     echo: Flag = False
@@ -408,7 +404,7 @@ class CompletionRequest(DecodingRequest):
 class ScoreRequest(DecodingRequest):
     """The body of a request for the risk of given texts after one prompt."""
 
-    refused: ClassVar[parameters.Refused] = parameters.REFUSED_BY_SCORE
+    refused: ClassVar[Refusals] = parameters.REFUSED_BY_SCORE
     without_effect: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
             ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "max_risk"), parameters.NOT_DECODED

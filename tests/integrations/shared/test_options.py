@@ -19,7 +19,7 @@ from transformers import (
 from cocoa_engine import ChatTemplateError, CocoaConfig, CocoaEngine, RiskCalibrator, Runtime
 from cocoa_engine.errors import ConfigError, ModelLoadError
 from cocoa_engine.model.load_options import MODEL_NAME
-from cocoa_integrations._shared.options import INSTEAD, WITHOUT_EFFECT, config_of
+from cocoa_integrations._shared.options import REFUSALS, config_of
 from cocoa_integrations.langchain import ChatCocoa, UnsupportedFeatureError
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM
@@ -480,13 +480,13 @@ def test_both_adapters_give_the_same_hint(name: str, quick: CocoaEngine) -> None
         with pytest.raises(ConfigError) as error:
             ask()
         lists.append(str(error.value).rpartition("leave out: ")[2])
-    assert set(lists) == {f"{name}={VALUES[name]!r} ({INSTEAD[name]})."}
+    assert set(lists) == {f"{name}={VALUES[name]!r} ({REFUSALS[name][1]})."}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*WITHOUT_EFFECT, "do_sample"])
+@pytest.mark.parametrize("name", [*(name for name, (neutral, _) in REFUSALS.items() if neutral), "do_sample"])
 def test_values_without_effect_are_accepted(name: str, quick: CocoaEngine) -> None:
-    for value in (None, *WITHOUT_EFFECT.get(name, ())):
+    for value in (None, *REFUSALS[name][0]):
         options: dict[str, Any] = {name: value}
         assert ChatCocoa(**options) == ChatCocoa()
         langchain = LangChainLLM(engine=quick, max_tokens=1)

@@ -89,7 +89,7 @@ class RemoteChat:
 
     def answers(self, calls: Sequence[ChatCall], batch_size: int | None = None) -> list[Answer]:
         """The answers to several calls, of which ``batch_size`` are sent at the same time."""
-        with ThreadPoolExecutor(min(len(calls), batch_size or _AT_ONCE)) as pool:
+        with ThreadPoolExecutor(batch_size or _AT_ONCE) as pool:
             asked = [pool.submit(copy_context().run, self.answer, call) for call in calls]
             return [future.result() for future in asked]
 

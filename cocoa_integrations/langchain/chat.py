@@ -315,8 +315,8 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         options = {**kwargs, "ls_structured_output_format": traced}
         if method == "function_calling":
             tool, read = structured.as_tool(schema), structured.reader(schema)
-            parser: Any = ArgumentsParser(key_name=tool["function"]["name"], first_tool_only=True, read=read)
             model = self.bind_tools([tool], tool_choice="any", **options)
+            parser: Any = ArgumentsParser(key_name=tool["function"]["name"], first_tool_only=True, read=read)
             return structured.with_parser(model, parser, include_raw=include_raw)
         enforced = {"schema": json_schema, "strict": False}  # the parser validates what no grammar enforces
         if json_schema is None:

@@ -311,7 +311,9 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         if schema is None and method != "json_mode":
             raise ConfigError(f"with_structured_output: method={method!r} takes a schema")
         json_schema = None if schema is None else structured.json_schema_of(schema)
-        traced = {"kwargs": {"method": method}, "schema": {"title": structured.TITLE, **(json_schema or {})}}
+        # as a tool, since LangChain's own conversion of a schema does not take every one
+        shown = structured.openai_tool({"title": structured.TITLE, **(json_schema or {})})
+        traced = {"kwargs": {"method": method}, "schema": shown}
         options = {**kwargs, "ls_structured_output_format": traced}
         if method == "function_calling":
             tool, read = structured.as_tool(schema), structured.reader(schema)

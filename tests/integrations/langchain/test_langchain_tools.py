@@ -158,7 +158,7 @@ ABOUT = "Describe the city of Paris."
 METHODS = pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
 
 
-@pytest.mark.parametrize("schema", [City, CityDict, SCHEMA])
+@pytest.mark.parametrize("schema", [City, CityDict, SCHEMA, {**SCHEMA, "type": ["object"]}])
 @METHODS
 def test_structured_output(chat: ChatCocoa, schema: Any, method: Any) -> None:
     city = chat.with_structured_output(schema, method=method).invoke(ABOUT)

@@ -84,10 +84,10 @@ class CocoaEngine:
         calibrator: RiskCalibrator | str | Path | None = "auto",
     ) -> None:
         runtime = given_or_new(runtime, Runtime, "runtime")
+        self._session = Session(model, tokenizer, runtime, model_name)
         in_blocks = any(isinstance(weight, BlockTensor) for weight in model.parameters())
         if runtime.weights != "stored" and in_blocks == (runtime.weights == "float32"):
             raise ConfigError(f"weights={runtime.weights!r} applies to from_pretrained, not to a model that is loaded")
-        self._session = Session(model, tokenizer, runtime, model_name)
         self.config = given_or_new(config, CocoaConfig, "config")
         self._risk = RiskPolicy(self._session, calibrator)
         self._risk.warn_of_mismatch(config)  # default settings are checked with each call, which may replace them

@@ -13,8 +13,8 @@ from cocoa_engine.errors import ConfigError, need, shortened
 MOST_STATES = 256
 """Rows of requests whose place in a grammar is kept. The answers of others are read from their beginning again."""
 
-_compiled: "dict[int, tuple[Any, dict[tuple[int, int], _MatcherState]]]" = {}
-"""By grammar: the matcher at the beginning of an answer, and the matchers of requests and rows."""
+_compiled: "dict[int, tuple[Any, Any, dict[tuple[int, int], _MatcherState]]]" = {}
+"""By grammar: the tokenizer, the matcher at the beginning of an answer, and the matchers of requests and rows."""
 
 
 def _llguidance() -> Any:
@@ -56,13 +56,14 @@ def compile_grammar(number: int, tokenizer: object, grammar: str) -> list[str]:
     Raises:
         ConfigError: it is invalid, or nothing matches it.
     """
-    start = _llguidance().LLMatcher(loaded(tokenizer), grammar, log_level=0)
+    made = loaded(tokenizer)
+    start = _llguidance().LLMatcher(made, grammar, log_level=0)
     if start.is_error():
         raise _invalid(start.get_error())
     _allowed_tokens(start.deep_copy())
     if FORKS:
         _compiled.clear()  # a worker has one grammar at a time
-    _compiled[number] = start, {}
+    _compiled[number] = made, start, {}
     return [shortened(message, 300) for message in start.get_grammar_warnings()]
 
 
@@ -76,12 +77,14 @@ def next_tokens(number: int, request: int, answers: Mapping[int, list[int]]) -> 
     Raises:
         ConfigError: an answer does not match the grammar, or no text that matches begins with it.
     """
-    start, states = _compiled[number]
+    tokenizer, start, states = _compiled[number]
     following: list[int | bytes] = []
     for row, answer in answers.items():
         state = states.pop((request, row), None) or _MatcherState(start)
         state.move(answer)
         forced = state.matcher.compute_ff_tokens()
+        if forced and not state.matcher.validate_tokens(forced[:1]):  # a special token, whose text must follow
+            forced = tokenizer.greedy_tokenize(state.matcher.compute_ff_bytes().decode(errors="ignore"))
         following.append(forced[0] if forced else _allowed_tokens(state.matcher))
         states[request, row] = state  # the last one now
         for oldest in [*states][:-MOST_STATES]:

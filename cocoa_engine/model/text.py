@@ -19,7 +19,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def require_unicode(text: str, what: str) -> None:
-    """Check that ``what`` has no lone surrogate, which is half of a character. Tokenizers do not accept it."""
+    """Check that ``what`` is text without a lone surrogate, half of a character. Tokenizers do not accept others."""
+    if not isinstance(text, str):
+        raise PromptError(f"the {what} must be a str, not {type(text).__name__}.")
     if (half := _SURROGATE.search(text)) is not None:
         raise PromptError(
             f"the {what} has a lone surrogate (U+{ord(half.group()):04X}) at character {half.start()}, which is not "

@@ -88,9 +88,14 @@ def entry_of(
 
 
 def require_text(chat: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a conversation without text, or with a lone surrogate."""
+    """Refuse a conversation without text, or with a lone surrogate or a value that JSON cannot hold."""
     for number, entry in enumerate(chat):
-        require_unicode(entry["content"], f"content of message {number} ({entry['role']})")
+        where = f"message {number} ({entry['role']})"
+        require_unicode(entry["content"], f"content of {where}")
+        try:
+            json.dumps(entry, ensure_ascii=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:  # of the arguments of calls
+            raise PromptError(f"{where} cannot be written as JSON: {error}; give plain values, such as texts") from None
     if not any(entry["content"].strip() or entry.get("tool_calls") for entry in chat):
         raise PromptError("the conversation is empty; give at least one message with text")
 

@@ -70,6 +70,8 @@ class LocalChat:
 
         All calls have the prompt of a text and the other options of the first.
         """
+        if not calls:
+            return []
         for call in calls:
             _require_text(call)
         first, engine = calls[0], self.engine

@@ -23,7 +23,7 @@ from cocoa_engine.integration import need, short_repr
 from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations.chat_service.answer import Answer, ChatCall, Piece
 from cocoa_integrations.chat_service.wire import Choice, Chunk, Completion, Models, SentUsage, received
-from cocoa_integrations.tool_calling import Call, CallDelta, invalid_call_text, object_of
+from cocoa_integrations.tool_calling import Call, CallDelta, invalid_call_text, new_id, object_of
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, BadRequestError, OpenAI
@@ -89,7 +89,7 @@ class RemoteChat:
 
     def answers(self, calls: Sequence[ChatCall], batch_size: int | None = None) -> list[Answer]:
         """The answers to several calls, of which ``batch_size`` are sent at the same time."""
-        with ThreadPoolExecutor(min(len(calls), batch_size or _AT_ONCE)) as pool:
+        with ThreadPoolExecutor(batch_size or _AT_ONCE) as pool:
             asked = [pool.submit(copy_context().run, self.answer, call) for call in calls]
             return [future.result() for future in asked]
 
@@ -176,6 +176,7 @@ class RemoteStream:
         self._body = self._request()
         self._reasoning = self._content = ""
         self._calls: list[Call] = []
+        self._numbers: dict[int, int] = {}  # of the last call with each index
         self._tokens: list[dict[str, Any]] = []
         self._last: Choice | None = None
         self._model: str | None = None
@@ -317,12 +318,16 @@ class RemoteStream:
         self._reasoning += added.reasoning_content or ""
         self._tokens += tokens
         for position, sent in enumerate(added.tool_calls or ()):
-            number = position if sent.index is None else sent.index
-            begins = number >= len(self._calls)
-            while number >= len(self._calls):
-                self._calls.append(Call())
+            index = position if sent.index is None else sent.index
+            number = self._numbers.get(index, len(self._calls))
+            # some servers give all calls one index, or none
+            if number < len(self._calls) and sent.id and sent.id != self._calls[number].id:
+                number = len(self._calls)
+            if begins := number == len(self._calls):
+                self._numbers[index] = number
+                self._calls.append(Call(id=sent.id or new_id()))
             before, written = self._calls[number], sent.function.arguments or ""
-            name, call_id = sent.function.name or before.name, sent.id or before.id
+            name, call_id = sent.function.name or before.name, before.id
             self._calls[number] = Call(name=name, written=before.written + written, id=call_id)
             deltas.append(CallDelta(number, call_id if begins else None, name if begins else None, written))
         return deltas, tokens
@@ -361,7 +366,9 @@ class RemoteStream:
             error, arguments = errors.get(call.id), None
             if error is not None:
                 deltas.append(CallDelta(number, None, None, "", error))
-            elif (arguments := object_of(call.written)) is None:
+            elif call.name is None:
+                error = "it has no name"
+            elif (arguments := object_of(call.written or "{}")) is None:
                 error = "its arguments are not a JSON object"
             text = invalid_call_text(call.name, call.written)
             calls.append(Call(call.name, call.written, arguments, error=error, id=call.id, text=text))

@@ -311,12 +311,14 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         if schema is None and method != "json_mode":
             raise ConfigError(f"with_structured_output: method={method!r} takes a schema")
         json_schema = None if schema is None else structured.json_schema_of(schema)
-        traced = {"kwargs": {"method": method}, "schema": {"title": structured.TITLE, **(json_schema or {})}}
+        # as a tool, since LangChain's own conversion of a schema does not take every one
+        shown = structured.openai_tool({"title": structured.TITLE, **(json_schema or {})})
+        traced = {"kwargs": {"method": method}, "schema": shown}
         options = {**kwargs, "ls_structured_output_format": traced}
         if method == "function_calling":
             tool, read = structured.as_tool(schema), structured.reader(schema)
-            parser: Any = ArgumentsParser(key_name=tool["function"]["name"], first_tool_only=True, read=read)
             model = self.bind_tools([tool], tool_choice="any", **options)
+            parser: Any = ArgumentsParser(key_name=tool["function"]["name"], first_tool_only=True, read=read)
             return structured.with_parser(model, parser, include_raw=include_raw)
         enforced = {"schema": json_schema, "strict": False}  # the parser validates what no grammar enforces
         if json_schema is None:

@@ -94,7 +94,7 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
 
 def as_tool(schema: Any) -> dict[str, Any]:
     made = json_schema_of(schema)
-    return openai_tool({"title": TITLE, **made} if made.keys() & _SAYS_WHAT_FITS else made)
+    return openai_tool({**made, "title": made.get("title") or TITLE} if made.keys() & _SAYS_WHAT_FITS else made)
 
 
 def _is_function(schema: Any) -> bool:

@@ -135,6 +135,17 @@ def test_regular_expressions_and_a_lark_grammar(engine: CocoaEngine, pattern: st
 
 
 @pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
+def test_text_that_spells_a_special_token_is_text(tokenizer: Any) -> None:
+    engine = CocoaEngine(tiny_model("llama", seed=1, vocab_size=len(tokenizer())), tokenizer())
+    for name in engine.tokenizer.all_special_tokens:
+        value = f"{name} or {name}"
+        processor = engine.constrain(json_schema={"enum": [value, f"{value}."]})
+        answer = engine.generate("hi", max_new_tokens=80, logits_processor=processor)
+        assert answer.finish_reason == "eos"
+        assert json.loads(answer.text).removesuffix(".") == value
+
+
+@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
 @pytest.mark.parametrize("extra", [0, 20])
 def test_random_weights_write_valid_json(tokenizer: Any, extra: int) -> None:
     """Byte-level and byte-fallback tokenizers, and models with more logits than the tokenizer has tokens."""

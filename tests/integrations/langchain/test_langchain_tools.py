@@ -158,7 +158,7 @@ ABOUT = "Describe the city of Paris."
 METHODS = pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
 
 
-@pytest.mark.parametrize("schema", [City, CityDict, SCHEMA])
+@pytest.mark.parametrize("schema", [City, CityDict, SCHEMA, {**SCHEMA, "type": ["object"]}])
 @METHODS
 def test_structured_output(chat: ChatCocoa, schema: Any, method: Any) -> None:
     city = chat.with_structured_output(schema, method=method).invoke(ABOUT)
@@ -209,9 +209,12 @@ def test_what_cannot_be_done_is_told_at_once(quick_chat: ChatCocoa) -> None:
         (City, {"method": "json_node"}, "did you mean 'json_mode'"),
         (None, {}, "takes a schema"),
         (City, {"stric": True}, "unknown option 'stric'"),
+        ({"title": 3, "type": "object"}, {"method": "function_calling"}, "tools: number 0 is not"),
     ):
         with pytest.raises(ConfigError, match=message):
             quick_chat.with_structured_output(schema, **options)
+    for title in ("", None):
+        quick_chat.with_structured_output({"title": title, "type": "object"}, method="function_calling")
 
 
 REQUEST = "An order of tea and milk."

@@ -196,6 +196,13 @@ def test_messages_without_text_are_refused(messages: list[ChatMessage], llm: Coc
     assert opened.chat([ChatMessage("Hi"), *messages]).message.content
 
 
+@pytest.mark.parametrize("prompt", [None, 3, b"Hi", ["Hi"], ChatMessage("Hi")])
+def test_a_prompt_that_is_no_text_is_refused(prompt: Any, llm: CocoaLLM, engine: CocoaEngine) -> None:
+    for ask in (llm.complete, llm.stream_complete, engine.encode):
+        with pytest.raises(PromptError, match=f"must be a str, not {type(prompt).__name__}"):
+            ask(prompt)
+
+
 async def _two_turns(how: str, chat: SimpleChatEngine) -> list[str]:
     answers = []
     for question in ("Name a colour.", "And another."):

@@ -292,6 +292,12 @@ def test_a_lone_surrogate_is_refused_before_a_model_is_loaded(kind: Any) -> None
 
 
 @of_langchain
+def test_no_prompts_have_no_answers(kind: Any) -> None:
+    for model in (kind(engine=engine_for_schemas()), kind(base_url="http://127.0.0.1:9/v1")):
+        assert model.generate([]).generations == [] == asyncio.run(model.agenerate([])).generations
+
+
+@of_langchain
 def test_max_tokens_can_be_set_and_configured(kind: Any) -> None:
     model = kind(engine=engine_for_schemas())
     model.max_tokens = 3

@@ -4,6 +4,7 @@ import base64
 import re
 from collections import Counter
 from collections.abc import Callable
+from datetime import date
 from typing import Any, get_args
 
 import pytest
@@ -101,6 +102,21 @@ def test_fields_of_messages_that_would_be_lost_are_refused(field: str) -> None:
 def test_the_engine_takes_a_text_or_blocks(engine: CocoaEngine) -> None:
     with pytest.raises(PromptError, match="takes a text or a list of blocks"):
         engine.render_chat([{"role": "user", "content": {"type": "image_url", "text": "a"}}])
+
+
+NESTED: dict[str, Any] = {}
+NESTED["a"] = NESTED
+
+
+@pytest.mark.parametrize(
+    "value", [date.min, b"", {1}, "\ud800", 10**5000, NESTED], ids=lambda value: type(value).__name__
+)
+def test_arguments_that_json_cannot_hold_are_refused(engine: CocoaEngine, value: Any) -> None:
+    call = ToolCallBlock(tool_call_id="1", tool_name="tool", tool_kwargs={"a": value})
+    with pytest.raises(PromptError, match=r"message 1 \(assistant\) cannot be written as JSON"):
+        to_chat([HumanMessage("Hi"), AIMessage("", tool_calls=[{"name": "tool", "args": {"a": value}, "id": "1"}])])
+    with pytest.raises(PromptError, match=r"message 1 \(assistant\) cannot be written as JSON"):
+        CocoaLLM(engine=engine).chat([ChatMessage("Hi"), ChatMessage(role="assistant", blocks=[call])])
 
 
 @pytest.mark.parametrize("kind", sorted(KNOWN_BLOCK_TYPES | OF_ANTHROPIC | {"function_call"}))

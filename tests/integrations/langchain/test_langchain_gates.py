@@ -455,19 +455,6 @@ def test_offsets_follow_any_steps(spans: Any, reasoning: Any, values: Any, steps
             assert_nested(message.text)
 
 
-def test_a_citation_is_never_inside_of_a_mark() -> None:
-    message, mark = (
-        message_of([("The tower", 0.1), (" is", 0.2), (" old", 0.9), (".", 0.1)]),
-        ("mark", MARKS[0], "span", 0.5),
-    )
-    values: list[list[float | None]] = [[None], [None], [2.0], [None]]
-    for order in itertools.permutations([mark, ("cite",)]):
-        answer = stepped(stepped(message, order[0], values), order[1], values)
-        [citation] = answer.response_metadata["cocoa_citations"]
-        assert answer.text == f"The tower is {OPENINGS[0]}old{CLOSINGS[0]} [1]."
-        assert answer.text[citation["start"] : citation["end"]] == "old"
-
-
 @pytest.mark.slow
 @settings(max_examples=75, deadline=None)
 @given(SPANS, VALUES, STEPS)

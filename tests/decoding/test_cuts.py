@@ -159,7 +159,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("cocoa", {"span_log_prob": "end_mean"}),
 ]
 LIMITED = [
-    *((architecture, method, {}) for architecture in ("llama", "gemma3_text", "qwen3") for method in METHODS),
+    *((architecture, method, {}) for architecture in ("llama", "gemma3_text") for method in METHODS),
     *((architecture, *settings) for architecture in ("llama", "mamba", "gpt_neo") for settings in SETTINGS),
 ]
 

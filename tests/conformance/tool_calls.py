@@ -3,18 +3,15 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.errors import ChatTemplateError
-from cocoa_integrations.chat_service.local import GrowingAnswer
 from cocoa_integrations.tool_calling import Plan, ToolRequest
 from cocoa_integrations.tool_calling.call_format import CallFormat
-from cocoa_integrations.tool_calling.derivation import Probe
 from cocoa_integrations.tool_calling.formats import template_format, template_reasoning
 from tests.conformance.llama_cpp_files import TEMPLATES, tokenizer_of
 from tests.conformance.tools import OMITTED, SuiteError, Tools
+from tests.helpers.streamed_calls import added_up, pieces_of, tokens_of, written
 from tests.helpers.tiny_models import tiny_model
 
 _PROPERTIES: dict[str, Any] = {
@@ -66,32 +63,18 @@ def outcomes(folder: Path) -> Iterator[tuple[str, str, str]]:
             continue
         tokenizer, _ = tokenizer_of(template)
         engine = CocoaEngine(model, tokenizer, calibrator=None)
-        style, described = template_format(engine)
+        style, _ = template_format(engine)
         if style is None:
             yield path.stem, "", ""
             continue
-        wrong = [problem for case in _CASES if (problem := _problem(engine, style, described, *case))]
+        wrong = [problem for case in _CASES if (problem := _problem(engine, style, *case))]
         yield path.stem, kind_of(style), "; ".join(wrong)
 
 
-def _problem(
-    engine: CocoaEngine, style: CallFormat, described: bool, thought: str, text: str, calls: list[tuple[str, Any]]
-) -> str:
+def _problem(engine: CocoaEngine, style: CallFormat, thought: str, text: str, calls: list[tuple[str, Any]]) -> str:
     plan = Plan(ToolRequest.of(_TOOLS), engine)
     expected = calls if style.several else calls[:1]
-    made = [{"name": name, "arguments": json.dumps(given) if style.encoded else given} for name, given in expected]
-    listed = [{"type": "function", "id": f"abcdefgh{number}", "function": call} for number, call in enumerate(made)]
-    message = {"role": "assistant", "content": text, "tool_calls": listed, "reasoning_content": thought}
-    message = {key: value for key, value in message.items() if value or key == "content"}
-    options = {"tools": _TOOLS} if described else {}
-
-    def render(messages: Any, begin: bool) -> str | None:
-        try:
-            return engine.render_chat(messages, add_generation_prompt=begin, split_special_tokens=False, **options)
-        except ChatTemplateError:
-            return None
-
-    answer = Probe(render).written(message)
+    answer = written(engine, _TOOLS, expected, text, thought)
     if answer is None or calls[0][0] not in answer:
         return ""  # the template refuses such a message, or leaves out its calls
     plan.prompt([{"role": "user", "content": "Look."}])
@@ -100,24 +83,12 @@ def _problem(
     is_open = plan.inside_reasoning or tags.opening in answer.partition(tags.closing)[0]
     if thought and thought in answer and not is_open:
         answer = f"{tags.opening}{answer}"  # the prompt has it, with an empty thought
-    growing: Any = GrowingAnswer(plan, entry_of=lambda *_: None)  # type: ignore[arg-type, return-value]
-    pieces, track = [], engine.detokenizer()
-    for token_id in engine.tokenizer.encode(answer, add_special_tokens=False):
-        start = len(track.text)
-        track.push(token_id)
-        end = len(track.text)
-        pieces += growing.add(SimpleNamespace(text=track.text[start:], token_ids=[token_id], start=start, end=end))
-    held, rest, reading = growing.finish()
-    pieces += [*held, rest]
+    pieces, reading = pieces_of(plan, *tokens_of(engine, answer))
+    _, *streamed = added_up(pieces)
     reasoning = "".join(piece.reasoning for piece in pieces)
-    streamed: list[list[str]] = []
-    for delta in (delta for piece in pieces for delta in piece.calls):
-        if delta.number == len(streamed):
-            streamed.append([delta.name or "", ""])
-        streamed[delta.number][1] += delta.written
     if [(call.name, call.arguments) for call in reading.calls] != expected:
         return f"{reading.calls} instead of {expected} in {answer!r}"
-    if [(name, json.loads(written)) for name, written in streamed] != expected:
+    if [(name, json.loads(arguments)) for name, arguments, _ in streamed] != expected:
         return f"{streamed} in a stream instead of {expected} in {answer!r}"
     if text in answer and text not in reading.content and text not in reasoning:
         return f"the text {text!r} is not in {reading.content!r}"

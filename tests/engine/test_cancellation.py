@@ -2,13 +2,21 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cocoa_engine import Cancellation, CocoaEngine, PromptError, RequestCancelledError, Runtime, interruptions
+from cocoa_engine import (
+    Cancellation,
+    CocoaEngine,
+    Generation,
+    PromptError,
+    RequestCancelledError,
+    Runtime,
+    interruptions,
+)
 from cocoa_engine.execution import scheduler as scheduler_file
 from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.execution.forward import attention
@@ -144,20 +152,25 @@ def test_the_rest_of_a_long_prompt_is_not_read(call: Ask, alone: bool, monkeypat
     assert_idle(engine)
 
 
+def fresh(kind: str) -> CocoaEngine:
+    model = tiny_model("llama")
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=8))
+    return use_backend(engine, made(model, kind, "stock"))
+
+
+@cache
+def uninterrupted(kind: str) -> Generation:
+    return fresh(kind).generate(prompt(2, 300), max_new_tokens=12)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["static_lean", "lean", "modules", "masked_modules", "copied_cache", "recompute"])
 @pytest.mark.parametrize("call", [*CALLS, *SCORES])
 def test_a_pass_ends_between_two_layers_and_the_next_call_is_as_ever(
     kind: str, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fresh() -> CocoaEngine:
-        model = tiny_model("llama")
-        engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=8))
-        return use_backend(engine, made(model, kind, "stock"))
-
     long, ran, cancellation = prompt(2, 300), set[int](), Cancellation()
-    expected = fresh().generate(long, max_new_tokens=12)
-    engine = fresh()
+    engine = fresh(kind)
     shared = engine.generate(long[:150], max_new_tokens=2)  # so that a part of the prompt may come from a cache
 
     def in_layer(layer: int) -> None:
@@ -183,7 +196,7 @@ def test_a_pass_ends_between_two_layers_and_the_next_call_is_as_ever(
     monkeypatch.undo()
     assert ran == {0, 1}
     assert hook_count(engine.model) == 0
-    assert_alike(engine.generate(long, max_new_tokens=12), expected)
+    assert_alike(engine.generate(long, max_new_tokens=12), uninterrupted(kind))
     assert_alike(engine.generate(long[:150], max_new_tokens=2), shared)
     assert engine.session.scheduler.idle
 

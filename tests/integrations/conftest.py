@@ -1,10 +1,12 @@
 """Small data files of every evaluation task, written by hand. Models behind a server."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cocoa_engine import CocoaEngine
 from tests.helpers.eval_data import write_jsonl, write_truthfulqa
 
 MODELS = ("quick_chat", "llm", "caller")
@@ -21,6 +23,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for name in MODELS:
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, ["here", "remote"], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def url(engine: CocoaEngine) -> Iterator[str]:
+    """The address of a server with the module's engine."""
+    from tests.helpers.remote import serving
+
+    with serving(engine) as url:
+        yield url
 
 
 @pytest.fixture

@@ -38,7 +38,6 @@ from cocoa_integrations.langchain import (
     RiskMiddleware,
     RiskOutputParser,
     get_risk,
-    get_risk_callback,
     get_spans,
     max_risk,
     risk_gate,
@@ -47,7 +46,7 @@ from cocoa_integrations.langchain.messages import to_chat, to_entries
 from tests.helpers.alike import close, token_counts, without_reuse
 from tests.helpers.forward_passes import failing
 from tests.helpers.reasoning_models import PLAIN, reasoning_engine, saying
-from tests.helpers.reports import risk_report, to_dicts, without_run
+from tests.helpers.reports import risk_report, to_dicts
 
 PROMPTS = ["The capital of France is", "One, two, three,", "Once upon a time"]
 each_kind = pytest.mark.parametrize("kind", [ChatCocoa, CocoaLLM])
@@ -430,16 +429,6 @@ async def test_every_entry_point_has_its_default(
     for streamed in chunks:
         assert [span for chunk in streamed for span in to_dicts(get_spans(chunk))] == to_dicts(get_spans(quick_answer))
         assert streamed[-1].response_metadata == quick_answer.response_metadata
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_callbacks_receive_everything(
-    compact_chat: ChatCocoa, quick_answer: AIMessage, question: str, stream: bool
-) -> None:
-    for detail in ("compact", "none"):
-        with get_risk_callback() as risk:
-            compact_chat.invoke(question, risk_metadata=detail, stream=stream)
-        assert without_run(risk.reports) == [get_risk(quick_answer).to_dict()]
 
 
 def test_a_call_and_a_model_choose_the_detail(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.caches import InMemoryCache
 from langchain_core.documents import Document
@@ -390,7 +390,6 @@ AFTER: dict[str, Any] = {
 
 
 @pytest.mark.slow
-@settings(max_examples=50)
 @given(
     steps=st.lists(st.sampled_from(sorted(STEPS)), max_size=5, unique=True),
     end=st.sampled_from(sorted(ENDS)),

@@ -31,8 +31,7 @@ from cocoa_integrations.langchain import (
     max_risk,
 )
 from cocoa_integrations.langchain.agents import RiskMiddleware
-from tests.helpers.made_up_answers import generation
-from tests.helpers.reports import made_report, risk_report, to_dicts, without_offsets, without_run
+from tests.helpers.reports import made_report, to_dicts, without_offsets, without_run
 from tests.helpers.structured import engine_for_schemas
 
 pytestmark = pytest.mark.also_remote
@@ -125,16 +124,9 @@ class Reported(FakeListChatModel):
         return result
 
 
-def reported(text: str, span_risk: float, **more: Any) -> dict[str, Any]:
-    answer = generation((text, span_risk))
-    report = risk_report(answer)
-    flagged = not span_risk < 0.6  # also if it is not a number
-    return {**report, "spans": [{**one, "flagged": flagged} for one in report["spans"]], "threshold": 0.6, **more}
-
-
 def test_risks_of_different_sources_are_not_compared_with_each_other_under_a_number(asked: Any) -> None:
     def model(text: str, risk: float, source: str) -> Reported:
-        return Reported(responses=[text], reports=[reported(text, risk, risk_source=source)])
+        return Reported(responses=[text], reports=[made_report([risk], risk_source=source).to_dict()])
 
     first = model("first", 0.8, "calibrator")
     other, lower = model("other", 0.4, "source_attention"), model("lower", 0.7, "calibrator")

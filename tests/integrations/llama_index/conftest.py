@@ -27,13 +27,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> CocoaEngine:
     return CocoaEngine(model, tokenizer, config=CocoaConfig(decore_heads=heads), model_name="quick")
 
 
-@pytest.fixture(scope="module")
-def url(engine: CocoaEngine) -> Iterator[str]:
-    """The address of a server with the module's engine."""
-    with serving(engine) as url:
-        yield url
-
-
 @pytest.fixture(scope="session")
 def real_url(block_engine: CocoaEngine) -> Iterator[str]:
     """The address of a server with the real model."""

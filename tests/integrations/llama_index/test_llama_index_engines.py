@@ -692,7 +692,6 @@ class Stripping(Changing):
 
 
 @pytest.mark.slow
-@settings(max_examples=50, deadline=None)
 @given(
     st.sampled_from(MODES),
     st.lists(SPANS, min_size=1, max_size=3),

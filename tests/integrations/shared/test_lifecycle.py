@@ -124,11 +124,13 @@ def test_nonsense_is_refused_when_it_is_set(kind: Any, name: str, value: Any, me
 
 
 @each_kind
-def test_loaded_objects_exclude_loading_options_later_too(kind: Any, tiny: CocoaEngine) -> None:
+def test_loaded_objects_exclude_loading_options_at_once_and_later(kind: Any, tiny: CocoaEngine) -> None:
     model = kind(engine=tiny)
-    for name, value in (("calibrator", "embedded"), ("model", "a"), ("dtype", "float16"), ("runtime", Runtime())):
-        with pytest.raises(ConfigError, match=f"engine= is given, so {name} would have no effect"):
-            setattr(model, name, value)
+    others = {"calibrator": "embedded", "dtype": "float16", "runtime": Runtime(), "model": "a", "model_name": "a"}
+    for name, value in others.items():  # a name as it was given
+        for given in (lambda: setattr(model, name, value), lambda: kind(engine=tiny, **{name: value})):  # noqa: B023
+            with pytest.raises(ConfigError, match=f"^engine= is given, so {name} would have no effect"):
+                given()
     model.dtype = "auto"  # as it is by default
     if kind is CocoaLLM:
         model.model_name = tiny.model_name  # as it is
@@ -365,17 +367,6 @@ def test_what_is_no_address_is_refused_and_an_address_excludes_an_engine(kind: A
         kind(base_url="http://a/v1", dtype="bfloat16")
     with pytest.raises(UnsupportedFeatureError, match="needs the engine"):
         kind(base_url="http://a/v1").load()
-
-
-@each_kind
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_beside_an_engine_is_refused_as_it_was_given(kind: Any, name: str, engine: CocoaEngine) -> None:
-    message = f"^engine= is given, so {name} would have no effect"
-    with pytest.raises(ConfigError, match=message):
-        kind(engine=engine, **{name: "elsewhere"})
-    adapter = kind(engine=engine)
-    with pytest.raises(ConfigError, match=message):
-        setattr(adapter, name, "elsewhere")
 
 
 @each_kind

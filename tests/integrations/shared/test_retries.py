@@ -1,7 +1,7 @@
 """Both adapters retrieve more and ask again while an answer is risky."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -31,7 +31,6 @@ from cocoa_integrations.llama_index import CocoaLLM, RiskRetryQueryEngine, colle
 from tests.helpers.alike import near
 from tests.helpers.llama_index_helpers import Finds, answered
 from tests.helpers.reasoning_models import PLAIN
-from tests.helpers.remote import serving
 from tests.helpers.reports import to_dicts, without_run
 from tests.helpers.tiny_models import endless_tokenizer, tiny_model
 
@@ -51,12 +50,6 @@ def engine() -> CocoaEngine:
     tokenizer.chat_template = PLAIN
     model.config.eos_token_id = model.generation_config.eos_token_id = None
     return CocoaEngine(model, tokenizer, model_name="quick")
-
-
-@pytest.fixture(scope="module")
-def url(engine: CocoaEngine) -> Iterator[str]:
-    with serving(engine) as url:
-        yield url
 
 
 def model_here(how: str, engine: CocoaEngine) -> Any:

@@ -407,13 +407,13 @@ def shown(request: ToolRequest) -> dict[str, Any]:
     return json.loads(line)["function"]["parameters"]
 
 
-def check(request: ToolRequest, passing: list[Any], failing: list[Any], *, in_prompt: bool = True) -> None:
+def check(request: ToolRequest, passing: list[Any], failing: list[Any]) -> None:
     """The values that pass and fail, where they are enforced and where they are told."""
     if request.schema is None:
         passing, failing = ([value for value in values if isinstance(value, dict)] for values in (passing, failing))
     assert [value for value in passing if not accepts(request, value)] == []
     assert [value for value in failing if accepts(request, value)] == []
-    if in_prompt:
+    if request.described:
         told = jsonschema.Draft202012Validator(shown(request))
         assert [value for value in passing if not told.is_valid(value)] == []
         assert [value for value in failing if told.is_valid(value) and '"extra"' not in json.dumps(value)] == []
@@ -462,7 +462,7 @@ DOORS: list[tuple[Callable[[Any], list[ToolRequest]], dict[str, tuple[Any, list[
         lambda form: [*as_tool(form)[:1], *as_structured_output(form, *METHODS)],
         {name: (form, *PEOPLE) for name, form in WRAPPED.items()},
     ),
-    (lambda form: as_structured_output(form, *METHODS), TYPES),
+    (lambda form: as_structured_output(form, *METHODS, "json_mode"), TYPES),
     (lambda form: as_structured_output(form, "json_schema"), VALUES | RESPONSE_FORMATS),
     (lambda form: as_tool_of_llama_index(get_function_tool(form)), PYDANTIC),
     (lambda form: as_tool_of_llama_index(FunctionTool.from_defaults(form, partial_params={"run": ""})), FUNCTIONS),
@@ -476,12 +476,6 @@ DOORS: list[tuple[Callable[[Any], list[ToolRequest]], dict[str, tuple[Any, list[
 def test_forms_at_every_door(door: Any, form: Any, passing: list[Any], failing: list[Any]) -> None:
     for request in door(form):
         check(request, passing, failing)
-
-
-@pytest.mark.parametrize(("form", "passing", "failing"), rows(TYPES))
-def test_types_in_json_mode(form: Any, passing: list[Any], failing: list[Any]) -> None:
-    [request] = as_structured_output(form, "json_mode")
-    check(request, passing, failing, in_prompt=False)
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import pytest
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.tool_calling import Plan, ToolRequest
-from cocoa_integrations.tool_calling.call_format import CallFormat
 from cocoa_integrations.tool_calling.formats import HERMES, template_format
 from cocoa_integrations.tool_calling.schemas import closed
 from tests.helpers import tool_templates
@@ -36,11 +35,11 @@ def allowed(mode: str, *tools: Any) -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
 
 
-STYLES = [
-    (tool_templates.HERMES, HERMES),
-    (tool_templates.LLAMA, tool_templates.LLAMA_CALLS),
-    (tool_templates.MISTRAL, tool_templates.MISTRAL_CALLS),
-]
+with_tools = pytest.mark.parametrize(
+    "template",
+    [tool_templates.HERMES, tool_templates.LLAMA, tool_templates.MISTRAL],
+    ids=["hermes", "llama", "mistral"],
+)
 
 
 @cache
@@ -54,8 +53,8 @@ def tiny_engine(template: str, *, tags_are_tokens: bool = False) -> CocoaEngine:
     return CocoaEngine(tiny_model("llama", seed=3, vocab_size=len(tokenizer), max_position_embeddings=2048), tokenizer)
 
 
-@pytest.mark.parametrize(("template", "style"), STYLES)
-def test_a_template_with_tools_is_used(template: str, style: CallFormat) -> None:
+@with_tools
+def test_a_template_with_tools_is_used(template: str) -> None:
     engine = tiny_engine(template)
     assert template_format(engine)[0] is not None
     plan = Plan(ToolRequest.of([MOVE]), engine)
@@ -69,11 +68,9 @@ def test_a_template_with_tools_is_used(template: str, style: CallFormat) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("template", "style"), STYLES)
+@with_tools
 @pytest.mark.parametrize(("choice", "tags_are_tokens"), [("required", False), ("move", True)])
-def test_a_forced_call_is_held_to_the_template_s_format(
-    template: str, style: CallFormat, choice: str, tags_are_tokens: bool
-) -> None:
+def test_a_forced_call_is_held_to_the_template_s_format(template: str, choice: str, tags_are_tokens: bool) -> None:
     engine = tiny_engine(template, tags_are_tokens=tags_are_tokens)
     plan = Plan(ToolRequest.of([MOVE, STOP], tool_choice=choice), engine)
     messages, options = plan.prompt(TALK[:1])

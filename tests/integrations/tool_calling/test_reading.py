@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cocoa_integrations._shared.reasoning import ReasoningSplitter
-from cocoa_integrations.chat_service.local import GrowingAnswer
 from cocoa_integrations.tool_calling.call_format import CallFormat
 from cocoa_integrations.tool_calling.calls import Reading
 from cocoa_integrations.tool_calling.formats import HERMES
 from cocoa_integrations.tool_calling.json_text import MAX_DEPTH, field_offsets
 from cocoa_integrations.tool_calling.reading import read
+from tests.helpers.streamed_calls import added_up, pieces_of
 from tests.helpers.tool_templates import LLAMA_CALLS, MISTRAL_CALLS
 
 NAMES = ("weather", "add")
@@ -139,21 +139,7 @@ def streamed(style: CallFormat, parts: list[str], *, several: bool = True) -> li
         return read(text, style, NAMES, several=several, done=done, start=start)
 
     splitter = ReasoningSplitter(SimpleNamespace(tokenizer=None))  # type: ignore[arg-type]
-    plan: Any = SimpleNamespace(splitter=lambda: splitter, read=reading)
-    growing = GrowingAnswer(plan, entry_of=lambda *_: None)
-    pieces, end = [], 0
-    for part in parts:
-        end += len(part)
-        pieces += growing.add(SimpleNamespace(text=part, token_ids=[], start=end - len(part), end=end))  # type: ignore[arg-type]
-    held, rest, _ = growing.finish()
-    pieces += [*held, rest]
-    calls: list[list[Any]] = []
-    for delta in (delta for piece in pieces for delta in piece.calls):
-        if delta.number == len(calls):
-            calls.append([delta.name, "", None])
-        calls[delta.number][1] += delta.written
-        calls[delta.number][2] = delta.error
-    return ["".join(piece.content for piece in pieces), *calls]
+    return added_up(pieces_of(SimpleNamespace(splitter=lambda: splitter, read=reading), parts)[0])
 
 
 def words(*texts: str) -> Counter[str]:

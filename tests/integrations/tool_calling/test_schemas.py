@@ -18,7 +18,6 @@ from cocoa_integrations.tool_calling.schemas import enforceable, mismatch
 from tests.conformance.json_schema import DRAFTS, outcome, schemas_of, walk
 from tests.conformance.tools import source_if_there
 from tests.helpers.mutations import fuzz
-from tests.helpers.remote import serving
 from tests.helpers.served import post
 from tests.helpers.structured import engine_for_schemas
 
@@ -46,30 +45,13 @@ QUESTION = "Answer."
 
 
 @pytest.fixture(scope="module")
-def tiny() -> CocoaEngine:
+def engine() -> CocoaEngine:
     return engine_for_schemas()
 
 
-@pytest.fixture(scope="module")
-def url(tiny: CocoaEngine) -> Any:
-    with serving(tiny) as address:
-        yield address
-
-
 @pytest.fixture(params=["here", "remote"])
-def chat(request: pytest.FixtureRequest, tiny: CocoaEngine, url: str) -> Any:
-    from cocoa_integrations.langchain import ChatCocoa
-
-    place: dict[str, Any] = {"engine": tiny} if request.param == "here" else {"base_url": url}
-    return ChatCocoa(**place, max_tokens=80)
-
-
-@pytest.fixture(params=["here", "remote"])
-def llm(request: pytest.FixtureRequest, tiny: CocoaEngine, url: str) -> Any:
-    from cocoa_integrations.llama_index import CocoaLLM
-
-    place: dict[str, Any] = {"engine": tiny} if request.param == "here" else {"base_url": url}
-    return CocoaLLM(**place, max_tokens=80)
+def place(request: pytest.FixtureRequest, engine: CocoaEngine, url: str) -> dict[str, Any]:
+    return {"engine": engine} if request.param == "here" else {"base_url": url}
 
 
 def json_format(schema: dict[str, Any]) -> dict[str, Any]:
@@ -81,9 +63,9 @@ def tool_of(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("keyword", UNMET)
-def test_the_engine_refuses_what_no_grammar_enforces(tiny: CocoaEngine, keyword: str) -> None:
+def test_the_engine_refuses_what_no_grammar_enforces(engine: CocoaEngine, keyword: str) -> None:
     with pytest.raises(ConfigError, match=rf"cannot be enforced.*{keyword}"):
-        tiny.constrain(json_schema=UNMET[keyword])
+        engine.constrain(json_schema=UNMET[keyword])
 
 
 def test_a_text_is_compared_whatever_its_class() -> None:
@@ -97,10 +79,13 @@ def test_a_text_is_compared_whatever_its_class() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["json_schema", "json_mode"])
-def test_structured_output_tells_of_a_mismatch(chat: Any, method: str) -> None:
+def test_structured_output_tells_of_a_mismatch(place: dict[str, Any], method: Any) -> None:
     from langchain_core.exceptions import OutputParserException
 
-    result = chat.with_structured_output(UNMET["uniqueItems"], method=method, include_raw=True).invoke(QUESTION)
+    from cocoa_integrations.langchain import ChatCocoa
+
+    chat = ChatCocoa(**place, max_tokens=80)
+    result: Any = chat.with_structured_output(UNMET["uniqueItems"], method=method, include_raw=True).invoke(QUESTION)
     assert isinstance(result["parsing_error"], OutputParserException)
     assert "does not fit the schema" in str(result["parsing_error"])
     assert result["parsed"] is None
@@ -108,12 +93,12 @@ def test_structured_output_tells_of_a_mismatch(chat: Any, method: str) -> None:
 
 
 @pytest.mark.slow
-def test_langchain_tells_of_a_mismatch_of_calls_and_answers(tiny: CocoaEngine) -> None:
+def test_langchain_tells_of_a_mismatch_of_calls_and_answers(engine: CocoaEngine) -> None:
     from langchain_core.exceptions import OutputParserException
 
     from cocoa_integrations.langchain import ChatCocoa
 
-    chat, schema = ChatCocoa(engine=tiny, max_tokens=80), UNMET["not"]
+    chat, schema = ChatCocoa(engine=engine, max_tokens=80), UNMET["not"]
     caller = chat.bind_tools([tool_of(schema)], tool_choice="any")
     whole, streamed = caller.invoke(QUESTION), None
     for chunk in caller.stream(QUESTION):
@@ -133,9 +118,12 @@ def test_langchain_tells_of_a_mismatch_of_calls_and_answers(tiny: CocoaEngine) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tools", [True, False])
-def test_llama_index_tells_of_a_mismatch(llm: Any, tools: bool) -> None:
+def test_llama_index_tells_of_a_mismatch(place: dict[str, Any], tools: bool) -> None:
     from llama_index.core.llms import ChatMessage
 
+    from cocoa_integrations.llama_index import CocoaLLM
+
+    llm = CocoaLLM(**place, max_tokens=80)
     options: dict[str, Any] = {"response_format": json_format(UNMET["not"])}
     if tools:
         options = {"tools": [tool_of(UNMET["not"])], "tool_choice": "required"}
@@ -147,17 +135,17 @@ def test_llama_index_tells_of_a_mismatch(llm: Any, tools: bool) -> None:
 
 @pytest.mark.parametrize("keyword", UNMET)
 @pytest.mark.parametrize("tools", [True, False])
-async def test_the_server_tells_of_a_mismatch(tiny: CocoaEngine, keyword: str, tools: bool) -> None:
+async def test_the_server_tells_of_a_mismatch(engine: CocoaEngine, keyword: str, tools: bool) -> None:
     schema = UNMET[keyword]
     options: dict[str, Any] = {"response_format": json_format(schema)}
     if tools:
         options = {"tools": [tool_of(schema)], "tool_choice": "required"}
     body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 80, **options}
-    response = await post(create_app(tiny), body)
+    response = await post(create_app(engine), body)
     assert response.status_code == 422
     assert response.json()["error"]["code"] == "schema_mismatch"
     assert response.json()["error"]["param"] == ("tools" if tools else "response_format")
-    streamed = await post(create_app(tiny), {**body, "stream": True})
+    streamed = await post(create_app(engine), {**body, "stream": True})
     assert json.loads(streamed.text.strip().rpartition("data: ")[2])["error"]["code"] == "schema_mismatch"
 
 
@@ -201,8 +189,8 @@ def test_what_does_not_fit_is_told_and_nothing_else(text: str, schema: dict[str,
         {**A, "required": ["z"]},
     ],
 )
-def test_a_schema_whose_parts_share_an_object_is_not_refused(tiny: CocoaEngine, schema: dict[str, Any]) -> None:
-    [processor] = Plan(ToolRequest.of(response_format=json_format(schema)), tiny).processors()
+def test_a_schema_whose_parts_share_an_object_is_not_refused(engine: CocoaEngine, schema: dict[str, Any]) -> None:
+    [processor] = Plan(ToolRequest.of(response_format=json_format(schema)), engine).processors()
     assert walk(processor.for_prompt([]), random.Random(1))
 
 

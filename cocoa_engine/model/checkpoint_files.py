@@ -197,7 +197,7 @@ _SPECIAL: dict[str, Any] = {
     "extra_special_tokens": (list[_Token] | dict[str, _Token] | None, None),
 }
 _CONFIG: dict[str, Any] = {
-    "model_max_length": (float | None, None),
+    "model_max_length": (int | float | None, None),
     **dict.fromkeys(("padding_side", "truncation_side"), (Literal["left", "right"], "right")),
     "added_tokens_decoder": (dict[str, _AddedToken], {}),
 }

@@ -34,8 +34,8 @@ from tests.helpers.reasoning_models import PLAIN
 from tests.helpers.reports import to_dicts, without_run
 from tests.helpers.tiny_models import endless_tokenizer, tiny_model
 
-QUESTION = "Who is it?"
-TEXTS = ("the red one", "a loaf is nine", "it rains", "no", "yes and no")
+QUESTION = "Who is the red one, and does it rain?"
+TEXTS = ("the red one", "a loaf is nine", "it does rain", "no", "yes and no")
 DOCUMENTS = [Document(text) for text in TEXTS]
 PROMPT = ChatPromptTemplate.from_template("{context}\n{question}")
 OF_LANGCHAIN, OF_LLAMA_INDEX = ["invoke", "ainvoke", "batch", "abatch", "astream"], ["query", "aquery", "chat"]
@@ -189,7 +189,7 @@ async def test_other_settings_and_a_second_retriever(how: str, model_of: Callabl
     assert [entry["cocoa_risk"]["method"] for entry in tries] == ["cocoa-sig", "greedy", "cocoa-sig"]
     assert [entry["top_k"] for entry in tries] == [2, 2, 2]
     assert counts(tries) == [2, 3, 3]  # the two that both found are there once
-    assert len(tries[2]["answer"]) < len(tries[1]["answer"])
+    assert len(tries[2]["cocoa_risk"]["spans"]) == 1 < len(tries[1]["cocoa_risk"]["spans"])
 
 
 @EVERY_WAY

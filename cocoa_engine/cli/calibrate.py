@@ -115,7 +115,7 @@ class LabelledAnswers:
         from cocoa_engine.lab.cache import AnswerCache
         from cocoa_engine.lab.fit_calibrator import about_self_made
         from cocoa_engine.lab.heads import PROMPTS
-        from cocoa_engine.lab.measured import Layers, ProfileCache, labelled_features, own_answers, probe_layer
+        from cocoa_engine.lab.measured import Layers, labelled_features, own_answers, probe_layer
         from cocoa_engine.lab.self_made import QUESTIONS, ROUNDS, made_answers, made_questions, made_spans
 
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
@@ -136,7 +136,7 @@ class LabelledAnswers:
             layer = probe_layer(engine.num_layers) if states else None
             as_fed: Any = {"chat": self.chat, "layer": layer, "cache": cache, "progress": progress}
             with measured.teacher_forced(engine, self.records, config, **as_fed) as answers:
-                features = labelled_features(answers, config, engine.num_layers, states=states)
+                features = labelled_features(answers, config, engine.num_layers)
             how = "as a chat" if self.chat else "plain prompts"
             about = dict.fromkeys(features, f"{self.data.name}, {len(self.records)} given answers, {how}")
         if self.questions is not None:
@@ -151,8 +151,7 @@ class LabelledAnswers:
                 features["answer"] = made_answers(engine, made, config, cache=answers_kept, **options)
             with progress.stage("feeding texts", "texts", number // 2, fate=partial(measured.fate, cache)) as stage:
                 options = {"rounds": rounds, "advance": stage.advance, "chat": self.chat, "seed": self.seed}
-                fed = None if cache is None else ProfileCache(cache, engine, config, chat=self.chat)
-                features["span"] = made_spans(engine, number // 2, config, cache=fed, **options)
+                features["span"] = made_spans(engine, number // 2, config, cache=cache, **options)
             about = about_self_made(features, len(self.texts))
         features = {name: items for name, items in features.items() if level in (None, name)}
         if not features:

@@ -74,8 +74,9 @@ def fit_calibrator(
         MissingExtraError: scikit-learn is not installed.
     """
     config, engine = config or engine.config, engine.without_calibrator()
-    forced = force(engine, answers, config, chat=chat)
-    items = labelled_features(forced, config, engine.num_layers, states=settings.probe)
+    layer = probe_layer(engine.num_layers) if settings.probe else None
+    forced = force(engine, answers, config, chat=chat, layer=layer)
+    items = labelled_features(forced, config, engine.num_layers)
     about: dict[Level, str] = dict.fromkeys(items, f"{len(answers)} given answers")
     if questions:
         items["answer"] = own_answers(engine, questions, config)

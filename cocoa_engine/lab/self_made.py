@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError
-from cocoa_engine.lab.cache import AnswerCache, answered
+from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
 from cocoa_engine.lab.fit import LabelledFeatures, auroc_left_out
 from cocoa_engine.lab.measured import (
-    ProfileCache,
     answer_values,
     force,
     labelled_answers,
@@ -291,7 +290,7 @@ def made_spans(
     rounds: int = 1,
     chat: bool = False,
     seed: int = 0,
-    cache: ProfileCache | None = None,
+    cache: CacheFolder | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> LabelledFeatures:
     """The features of the spans of ``count`` texts with planted errors, fed to a model; as :func:`made_answers`.

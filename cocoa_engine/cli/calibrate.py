@@ -215,13 +215,13 @@ def draw(validations: Mapping[Level, Validation], plot: Path) -> list[Path]:
 
 def keep_own_reference(engine: CocoaEngine, out: Path, cache: CacheFolder | None, progress: Progress) -> None:
     """Measure the reference distribution of the model's source attention, and keep it in the cache directory."""
-    from cocoa_engine.lab.heads import keep_reference
+    from cocoa_engine.lab.heads import PROMPTS, keep_reference
 
     again = "" if cache is None else " to the end; give the same command with --overwrite to continue"
     note = on_interrupt(f"{out} was written; the model's own source attention was not measured{again}")
-    with note, progress.stage("measuring source attention", "prompts") as stage:
+    with note, progress.stage("measuring source attention", "prompts", PROMPTS) as stage:
         try:
-            file = keep_reference(engine, on_progress=stage.at, cache=cache)
+            file = keep_reference(engine, advance=stage.advance, cache=cache)
         except (OSError, RuntimeError) as error:
             print_note(f"the reference of the source attention cannot be kept in the cache directory: {error}")
             return

@@ -224,18 +224,16 @@ def with_reference(
     heads: RetrievalHeads,
     *,
     prompts: int = PROMPTS,
-    seed: int = 0,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    advance: Callable[[int], None] = lambda count: None,
     cache: CacheFolder | None = None,
 ) -> RetrievalHeads:
     """Measure the reference distribution of a model's source attention.
 
     Args:
         engine: the engine with the model. Its settings are used for decoding.
-        found: the model's retrieval heads.
+        heads: the model's retrieval heads.
         prompts: the number of prompts that the model answers.
-        seed: seed of the invented passages.
-        on_progress: called with the number of prompts answered and their total.
+        advance: called with the number of prompts answered since the last call.
         cache: a :class:`.CacheFolder` that keeps what is measured of every answer; prompts that are in it are not
             answered again.
 
@@ -255,7 +253,7 @@ def with_reference(
         )
         requests = (
             f"{passage.text}\n\n{task}"
-            for passage in passages(seed)
+            for passage in passages()
             for task in (
                 "Summarise the text in two sentences.",
                 f"Answer the question from the text, in one sentence.\nQuestion: {passage.stated[0].question}",
@@ -265,7 +263,6 @@ def with_reference(
         # the file of the heads has another name each time, so the heads alone count
         settings = config.model_dump(mode="json", exclude={"decore_heads"})
         answer_cache = None if cache is None else AnswerCache(cache, "reference", engine, config, {"config": settings})
-        advance = _counted(on_progress, len(asked))
         for _, measured in answered(engine, asked, asked, config, _attention, cache=answer_cache, advance=advance):
             values += measured["source_attention"]
     if len(values) < MIN_SPANS:
@@ -283,7 +280,8 @@ def quantiles(values: NDArray[np.float64]) -> list[float]:
     return [round(float(knot), 6) for knot in np.quantile(values, np.linspace(0, 1, KNOTS))]
 
 
-SHORT = Path(__file__).with_name("short_questions.json")
+SHORT: list[list[str]] = json.loads(Path(__file__).with_name("short_questions.json").read_text("utf-8"))
+"""Short questions, each with its right answers."""
 STOPPED, MIN_RIGHT, ANSWERED = 0.1, 10, 32
 """The share of right answers that the threshold of spans stops, the fewest right answers of a distribution, and the
 tokens of an answer."""
@@ -294,7 +292,7 @@ def with_right_answers(
     heads: RetrievalHeads,
     *,
     questions: int = PROMPTS,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    advance: Callable[[int], None] = lambda count: None,
     cache: CacheFolder | None = None,
 ) -> RetrievalHeads:
     """Measure how surprising a model's own right answers are; see :class:`.RightAnswers`.
@@ -305,13 +303,13 @@ def with_right_answers(
     Returns:
         The heads with ``right_answers``; without them if the model gives too few right answers to either kind.
     """
-    short = [Question(text, None, tuple(known), text) for text, *known in json.loads(SHORT.read_text("utf-8"))]
-    asked: list[Question] = [*short[:questions], *made_questions(count=questions, seed=11)]
+    short = [Question(text, None, tuple(known), text) for text, *known in SHORT[:questions]]
+    asked: list[Question] = [*short, *made_questions(count=questions, seed=11)]
     requests = (question.text if question.context is None else question.request for question in asked)
     prompts = [request_prompt(engine, request) for request in requests]
     config = engine.config.replace(max_new_tokens=ANSWERED, max_risk=None, method="cocoa-sig")
     answer_cache = None if cache is None else AnswerCache(cache, "right", engine, config)
-    advance, right = _counted(on_progress, len(asked)), list[tuple[bool, list[float]]]()
+    right: list[tuple[bool, list[float]]] = []
     for question, values in answered(engine, asked, prompts, config, _log_probs, cache=answer_cache, advance=advance):
         if values["log_probs"] and question.is_right(values["text"]):
             right.append((question.context is None, values["log_probs"]))
@@ -339,17 +337,6 @@ def right_answers(
     return RightAnswers(of=of, closed_book=closed, passage=passage, span_threshold=threshold)
 
 
-def _counted(on_progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
-    """A function of how many are newly done, which calls ``on_progress`` with how many are done in all."""
-    done: list[int] = []
-
-    def advance(count: int) -> None:
-        done.append(count)
-        on_progress(sum(done), total)
-
-    return advance
-
-
 def _log_probs(answer: Generation) -> dict[str, Any]:
     return {"text": answer.text, "log_probs": [value for span in answer.spans for value in span.token_log_probs]}
 
@@ -363,7 +350,7 @@ def _attention(answer: Generation) -> dict[str, Any]:
 def keep_reference(
     engine: CocoaEngine,
     *,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    advance: Callable[[int], None] = lambda count: None,
     cache: CacheFolder | None = None,
 ) -> Path | None:
     """Measure the reference distribution of a model that has none, and keep it in the cache directory.
@@ -377,7 +364,7 @@ def keep_reference(
         return None
     named = heads.model_copy(update={"model_name": engine.model_name})
     with suppress(UnsupportedModelError):
-        return keep(with_reference(engine, named, on_progress=on_progress, cache=cache), model)
+        return keep(with_reference(engine, named, advance=advance, cache=cache), model)
     return None
 
 

@@ -470,9 +470,9 @@ def tiny_with_heads(folder: Path) -> tuple[CocoaEngine, RetrievalHeads]:
 def test_the_reference_is_that_of_the_models_own_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab_heads, "MIN_SPANS", 5)
     engine, heads = tiny_with_heads(tmp_path)
-    done: list[tuple[int, int]] = []
-    found = with_reference(engine, heads, prompts=4, on_progress=lambda *at: done.append(at))
-    assert done[-1] == (4, 4)
+    done: list[int] = []
+    found = with_reference(engine, heads, prompts=4, advance=done.append)
+    assert sum(done) == 4
     assert found.heads == heads.heads
     assert len(found.reference) == KNOTS
     file = tmp_path / "heads.json"
@@ -506,9 +506,9 @@ def test_a_reference_is_kept_for_models_that_have_none(tmp_path: Path, monkeypat
     monkeypatch.setattr(lab_heads, "MIN_SPANS", 5)
     monkeypatch.setattr(lab_heads, "MAX_NEW_TOKENS", 4)
     engine = tiny_with_heads(tmp_path)[0]
-    done: list[tuple[int, int]] = []
-    file = keep_reference(engine, on_progress=lambda *at: done.append(at))
-    assert done[-1] == (PROMPTS, PROMPTS)
+    done: list[int] = []
+    file = keep_reference(engine, advance=done.append)
+    assert sum(done) == PROMPTS
     assert file.is_relative_to(tmp_path)
     model = engine.session.model
     assert heads_of_model(None, model).reference is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,12 +109,12 @@ def test_quantiles_must_rise(quantiles: list[float]) -> None:
 def test_a_model_measures_its_right_answers(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab_heads, "MIN_RIGHT", 2)
     heads = heads_of_model(None, engine.session.model)
-    done: list[tuple[int, int]] = []
-    measured = with_right_answers(engine, heads, questions=9, on_progress=lambda *at: done.append(at))
+    done: list[int] = []
+    measured = with_right_answers(engine, heads, questions=9, advance=done.append)
     own = measured.right_answers
-    assert done[-1] == (18, 18)
+    assert sum(done) == 18
     assert (own.of, measured.heads, measured.reference) == (engine.model_name, heads.heads, heads.reference)
-    asked = [Question(text, None, tuple(known), text) for text, *known in json.loads(lab_heads.SHORT.read_text())[:9]]
+    asked = [Question(text, None, tuple(known), text) for text, *known in lab_heads.SHORT[:9]]
     prompts = [engine.encode_chat([{"role": "user", "content": question.text}]) for question in asked]
     answers = engine.generate_batch(prompts, max_new_tokens=lab_heads.ANSWERED)
     right = [answer for answer, question in zip(answers, asked, strict=True) if question.is_right(answer.text)]

@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -273,13 +273,12 @@ def made_answers(
     """
     rows: list[tuple[Question, Mapping[str, Any]]] = []
 
-    def answers() -> Iterator[LabelledFeatures]:
-        for part in _divided(made, rounds):
-            prompts = question_prompts(engine, part)
-            rows.extend(answered(engine, part, prompts, config, answer_values, cache=cache, advance=advance))
-            yield labelled_answers(rows)
+    def measure(part: Sequence[MadeQuestion]) -> LabelledFeatures:
+        prompts = question_prompts(engine, part)
+        rows.extend(answered(engine, part, prompts, config, answer_values, cache=cache, advance=advance))
+        return labelled_answers(rows)
 
-    return until_steady(answers())
+    return until_steady(_divided(made, rounds), measure)
 
 
 def made_spans(
@@ -301,13 +300,12 @@ def made_spans(
     parts = _divided(planted_errors(count, seed), rounds)
     fed = force(engine, itertools.chain.from_iterable(parts), config, chat=chat, cache=cache, advance=advance)
 
-    def spans() -> Iterator[LabelledFeatures]:
-        for part in parts:
-            of_part = itertools.islice(fed, len(part))
-            sets.append(labelled_features(of_part, config, engine.num_layers)["span"])
-            yield replace(LabelledFeatures.pooled(sets), sets=None)
+    def measure(part: Sequence[LabelledText]) -> LabelledFeatures:
+        of_part = itertools.islice(fed, len(part))
+        sets.append(labelled_features(of_part, config, engine.num_layers)["span"])
+        return replace(LabelledFeatures.pooled(sets), sets=None)
 
-    return until_steady(spans())
+    return until_steady(parts, measure)
 
 
 def _divided(made: Sequence[MadeT], rounds: int) -> list[list[MadeT]]:
@@ -317,16 +315,19 @@ def _divided(made: Sequence[MadeT], rounds: int) -> list[list[MadeT]]:
     return [part for part in parts if part]
 
 
-def until_steady(rounds: Iterable[LabelledFeatures]) -> LabelledFeatures:
-    """The items of as many rounds as it takes, each with those before it: at the latest of the last one.
+def until_steady(
+    parts: Sequence[Sequence[MadeT]], measure: Callable[[Sequence[MadeT]], LabelledFeatures]
+) -> LabelledFeatures:
+    """The items of as many parts as it takes. ``measure`` measures one, and returns its items with those before.
 
     They are enough when there are prompts for a cross-validation in both classes, and the AUROC of its risks differs by
-    at most :data:`STEADY` from that of the round before.
+    at most :data:`STEADY` from that of the part before. After the last part, the AUROC decides nothing.
     """
     before = math.nan
-    for items in rounds:
+    for part in parts[:-1]:
+        items = measure(part)
         auroc = auroc_left_out(items)
         if abs(auroc - before) <= STEADY:
-            break
+            return items
         before = auroc
-    return items
+    return measure(parts[-1])

@@ -1,7 +1,6 @@
 """Fitting and applying a calibrator, also on what a model makes itself of invented passages."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import chain, groupby, islice
@@ -430,22 +429,29 @@ def ranked_items(prompts: int, shift: float, seed: int = 0) -> LabelledFeatures:
         ((18,), 0.5, 1),
     ],
 )
-def test_rounds_end_when_the_auroc_is_steady(sizes: tuple[int, ...], shift: float, read: int) -> None:
-    rounds = [ranked_items(size, shift) for size in sizes]
+def test_rounds_end_when_the_auroc_is_steady(
+    sizes: tuple[int, ...], shift: float, read: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[LabelledFeatures] = []
+    ranked: list[LabelledFeatures] = []
 
-    def take() -> Iterator[LabelledFeatures]:
-        for items in rounds:
-            taken.append(items)
-            yield items
+    def take(size: int) -> LabelledFeatures:
+        taken.append(ranked_items(size, shift))
+        return taken[-1]
 
-    assert until_steady(take()) is taken[-1]
+    def rank(items: LabelledFeatures) -> float:
+        ranked.append(items)
+        return lab_fit.auroc_left_out(items)
+
+    monkeypatch.setattr(self_made, "auroc_left_out", rank)
+    assert until_steady(sizes, take) is taken[-1]
     assert len(taken) == read
+    assert len(ranked) == min(read, len(sizes) - 1), "the last round is not ranked"
 
 
 def test_rounds_go_on_while_the_auroc_changes() -> None:
     rounds = [ranked_items(400, shift) for shift in (0.0, 0.5, 1.0, 2.0)]
-    assert until_steady(iter(rounds)) is rounds[-1]
+    assert until_steady(range(4), rounds.__getitem__) is rounds[-1]
 
 
 def test_fitting_on_the_models_own_answers(engine: CocoaEngine) -> None:

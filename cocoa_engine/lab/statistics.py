@@ -133,17 +133,6 @@ def expected_calibration_error(curve: list[ReliabilityBin]) -> float:
     return sum(part.items * abs(part.mean_risk - part.share_hallucinated) for part in curve) / total
 
 
-def ece_if_exact(risks: ArrayLike, *, draws: int = 1000, seed: int = 0) -> float:
-    """The mean ECE that these risks would have if each were exactly the probability of a hallucination.
-
-    It is above 0, because the share of a bin with few items is rarely its probability. An ECE near it does not show
-    that the risks are wrong. The labels are drawn ``draws`` times.
-    """
-    values = np.asarray(risks, dtype=np.float64)
-    drawn = np.random.default_rng(seed).random((draws, len(values))) < values
-    return float(np.mean([expected_calibration_error(reliability(values, labels)) for labels in drawn]))
-
-
 Floats = NDArray[np.float64]
 Measure = Literal["auroc", "auprc"]
 

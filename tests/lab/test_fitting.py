@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import chain, groupby, islice
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from cocoa_engine.lab.self_made import (
     planted_errors,
     until_steady,
 )
-from cocoa_engine.lab.statistics import brier, ece_if_exact, expected_calibration_error, reliability
+from cocoa_engine.lab.statistics import brier, expected_calibration_error, reliability
 from cocoa_engine.methods import retrieval_heads
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model, source_heads, spread_heads_of
 from cocoa_engine.risk.features import SPAN_FEATURES, answer_features
@@ -279,6 +280,7 @@ def test_items_of_two_data_sets_are_not_ranked_against_each_other() -> None:
 
 def test_exact_risks_of_few_items_have_an_ece() -> None:
     """Of 20 items in a bin with probability 1/2, the share is off by 2 E|k - 10| / 40 = 0.088 on average."""
+    ece_if_exact = run_path(str(Path(__file__).parents[2] / "docs/how-to/trials/short_answers.py"))["ece_if_exact"]
     assert ece_if_exact(np.linspace(0.499, 0.501, 200)) == pytest.approx(0.088, abs=0.003)
     assert ece_if_exact(np.linspace(0.499, 0.501, 20_000), draws=50) == pytest.approx(0.009, abs=0.002)
     assert ece_if_exact([0.0] * 100 + [1.0] * 100) == 0

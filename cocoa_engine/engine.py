@@ -30,6 +30,7 @@ from cocoa_engine.model.prompts import (
     Texts,
     chat_ids,
     is_chat,
+    is_many,
     passage_positions,
     require_room,
     sources_of_batch,
@@ -524,10 +525,13 @@ class CocoaEngine:
             NonFiniteLogitsError, RequestCancelledError: as for :meth:`generate`.
         """
         settled = self._settings(config, settings)
-        scored = given_texts.score(self.session, prompt, text, settled, self._risk, source, divide, cancellation)
-        results = scored if isinstance(scored, list) else [scored]
-        self._risk.warn_of_domain(any(result.out_of_domain for result in results))
-        return scored
+        cancellation = given_or_new(cancellation, Cancellation, "cancellation")
+        many = is_many(text)
+        texts = list(text) if many else [text]
+        arguments = (self.session, prompt, texts, many, settled, self._risk, source, divide, cancellation)
+        scored = cancellation.run(given_texts.score, *arguments)
+        self._risk.warn_of_domain(any(result.out_of_domain for result in scored))
+        return scored if many else scored[0]
 
     def consistency(
         self,

@@ -259,7 +259,7 @@ def with_reference(
                 f"Answer the question from the text, in one sentence.\nQuestion: {passage.stated[0].question}",
             )
         )
-        asked = [_encoded(engine, request) for request in islice(requests, prompts)]
+        asked = [request_prompt(engine, request) for request in islice(requests, prompts)]
         # the file of the heads has another name each time, so the heads alone count
         settings = config.model_dump(mode="json", exclude={"decore_heads"})
         answer_cache = None if cache is None else AnswerCache(cache, "reference", engine, config, {"config": settings})
@@ -366,8 +366,3 @@ def keep_reference(
     with suppress(UnsupportedModelError):
         return keep(with_reference(engine, named, advance=advance, cache=cache), model)
     return None
-
-
-def _encoded(engine: CocoaEngine, request: str) -> list[int]:
-    prompt = request_prompt(engine, request)
-    return engine.encode(prompt) if isinstance(prompt, str) else list(prompt)

@@ -206,16 +206,6 @@ class RiskCalibrator(SettingsModel, Part):
             }
         return generation.model_copy(update=update)
 
-    def for_answer(self, generation: Generation) -> FittedRisk:
-        """The fitted risk that applies to an answer, by whether its prompt holds a passage.
-
-        Raises:
-            CalibrationError: the calibrator has no risk of answers.
-        """
-        if self.answer is None:
-            raise CalibrationError("this calibrator was fitted on spans: it has no risk of an answer as a whole.")
-        return self.closed_book if self.closed_book is not None and generation.closed_book else self.answer
-
     def is_out_of_domain(self, span: Span) -> bool:
         """Whether a span is unlike those that the calibrator was fitted on, so that its risk may be meaningless.
 
@@ -225,20 +215,6 @@ class RiskCalibrator(SettingsModel, Part):
         fitted, features = self._of_span(span)
         return fitted.is_out_of_domain(features)
 
-    def flags(self, span: Span) -> bool:
-        """Whether a span's risk reaches the threshold.
-
-        Raises:
-            CalibrationError: no threshold was chosen, or the calibrator has no risk of spans.
-        """
-        fitted, features = self._of_span(span)
-        return fitted.flags(features)
-
-    def flags_answer(self, generation: Generation) -> bool:
-        """Whether an answer's risk reaches the threshold; raises as :meth:`flags` does."""
-        fitted, features = self._of_answer(generation)
-        return fitted.flags(features)
-
     def _of_span(self, span: Span) -> tuple[FittedRisk, list[float]]:
         if self.span is None:
             raise CalibrationError("this calibrator was fitted on whole answers: it has no risk of a span.")
@@ -246,7 +222,9 @@ class RiskCalibrator(SettingsModel, Part):
         return self.span, [values[name] for name in self.span.features]
 
     def _of_answer(self, generation: Generation) -> tuple[FittedRisk, list[float]]:
-        fitted = self.for_answer(generation)
+        if self.answer is None:
+            raise CalibrationError("this calibrator was fitted on spans: it has no risk of an answer as a whole.")
+        fitted = self.closed_book if self.closed_book is not None and generation.closed_book else self.answer
         values = dict(zip(ANSWER_FEATURES, answer_features(generation), strict=True))
         return fitted, [values[name] for name in fitted.features]
 

@@ -1,6 +1,9 @@
 """The files of labelled answers and of questions: a model of a row for each format, its reader, and a registry."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -320,18 +323,12 @@ def read_xsum_token(path: Path) -> Iterator[LabelledText]:
 
 def _labelled_words(text: str, labels: list[str], where: str) -> tuple[LabelledSpan, ...]:
     """One span for each run of words labelled 1."""
-    words = text.split()
+    words = list(re.finditer(r"\S+", text))
     if len(words) != len(labels) or set(labels) - {"0", "1"}:
         raise DataError(f"{where}: {len(words)} words need as many labels 0 or 1, found {len(labels)}.")
-    spans: list[LabelledSpan] = []
-    end, before = 0, "0"
-    for word, label in zip(words, labels, strict=True):
-        start = text.index(word, end)
-        end = start + len(word)
-        if label == "1":
-            spans.append(LabelledSpan(spans.pop().start if before == "1" else start, end))
-        before = label
-    return tuple(spans)
+    runs = groupby(zip(words, labels, strict=True), key=itemgetter(1))
+    labelled = [[word for word, _ in run] for label, run in runs if label == "1"]
+    return tuple(LabelledSpan(run[0].start(), run[-1].end()) for run in labelled)
 
 
 def _files(path: Path, pattern: str) -> list[Path]:

@@ -21,15 +21,14 @@ def reached(risks: ArrayLike, labels: ArrayLike, threshold: float) -> tuple[floa
 
 def for_precision(risks: ArrayLike, labels: ArrayLike, target: float) -> float:
     """The lowest threshold whose precision reaches the target on these spans, without a guarantee for other spans."""
-    values, hallucinated = np.asarray(risks, dtype=np.float64), np.asarray(labels, dtype=np.float64)
-    _hallucinated(values, hallucinated)
-    thresholds, of_span = np.unique(values, return_inverse=True)
-    hits = np.bincount(of_span, hallucinated)[::-1].cumsum()[::-1]  # hallucinated spans flagged by each threshold
-    precision = hits / np.bincount(of_span)[::-1].cumsum()[::-1]
-    enough = np.flatnonzero(precision >= target)
-    if not len(enough):
+    from sklearn.metrics import precision_recall_curve
+
+    _hallucinated(risks, labels)
+    precision, _, thresholds = precision_recall_curve(labels, risks)
+    precision = precision[:-1]  # the last one has no threshold
+    if precision.max() < target:
         raise CalibrationError(f"no threshold reaches a precision of {target:g}; the highest is {precision.max():.3f}.")
-    return float(thresholds[enough[0]])
+    return float(thresholds[precision >= target][0])
 
 
 def for_recall(risks: ArrayLike, labels: ArrayLike, target: float) -> float:

@@ -25,8 +25,8 @@ from cocoa_engine.errors import PromptError, UnsupportedModelError
 from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe
 from cocoa_engine.files import write_file
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
+from cocoa_engine.lab.data import Question
 from cocoa_engine.lab.measured import request_prompt
-from cocoa_engine.lab.records import Question
 from cocoa_engine.lab.self_made import Fact, Passage, made_questions, passages
 from cocoa_engine.methods.retrieval_heads import (
     SOURCE_HEADS,

@@ -18,8 +18,8 @@ from cocoa_engine.decoding.speculation import preceding
 from cocoa_engine.equations import middle_layers
 from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
+from cocoa_engine.lab.data import LabelledText, Question
 from cocoa_engine.lab.fit import Floats32, LabelledFeatures
-from cocoa_engine.lab.records import LabelledText, Question
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.language_model import FinalLayer
 from cocoa_engine.model.prompts import Prompt

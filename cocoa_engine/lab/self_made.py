@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
+from cocoa_engine.lab.data import LabelledSpan, LabelledText, Question
 from cocoa_engine.lab.fit import LabelledFeatures, auroc_left_out
 from cocoa_engine.lab.measured import (
     answer_values,
@@ -22,7 +23,6 @@ from cocoa_engine.lab.measured import (
     labelled_features,
     question_prompts,
 )
-from cocoa_engine.lab.records import LabelledSpan, LabelledText, Question
 from cocoa_engine.text_matching import declines
 
 if TYPE_CHECKING:

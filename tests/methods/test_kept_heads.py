@@ -19,8 +19,8 @@ from cocoa_engine.equations import answer_surprisal, distribution
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.files import CACHE_VARIABLE
 from cocoa_engine.lab import heads as lab_heads
+from cocoa_engine.lab.data import Question
 from cocoa_engine.lab.heads import with_right_answers
-from cocoa_engine.lab.records import Question
 from cocoa_engine.methods.retrieval_heads import (
     SOURCE_HEADS,
     RetrievalHeads,

@@ -1,6 +1,5 @@
 """Questions and labelled texts that need no data set: invented passages, planted errors, terms of documents."""
 
-import functools
 import itertools
 import json
 import math
@@ -28,7 +27,7 @@ from cocoa_engine.text_matching import declines
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
 
-_TEMPLATES = Path(__file__).with_name("invented.json")
+_TEMPLATES: Mapping[str, Any] = json.loads(Path(__file__).with_name("invented.json").read_text(encoding="utf-8"))
 
 STATED, FILLERS = 5, 2
 """The number of facts that a passage states, the others being left out, and of its sentences without a fact."""
@@ -62,17 +61,11 @@ class Passage:
     missing: tuple[Fact, ...]
 
 
-@functools.cache
-def _templates() -> Mapping[str, Any]:
-    templates: Mapping[str, Any] = json.loads(_TEMPLATES.read_text(encoding="utf-8"))
-    return templates
-
-
 def passages(seed: int = 0) -> Iterator[Passage]:
     """Invented passages without end, the same for the same seed."""
-    random, templates = Random(seed), _templates()
+    random = Random(seed)
     while True:
-        kind = random.choice(templates["kinds"])
+        kind = random.choice(_TEMPLATES["kinds"])
         subject = _subject(kind["subject"], random)
         facts = []
         for template in random.sample(kind["facts"], len(kind["facts"])):
@@ -87,24 +80,23 @@ def passages(seed: int = 0) -> Iterator[Passage]:
         stated, missing = facts[:STATED], facts[STATED:]
         opening = _capitalised(random.choice(kind["openings"]).format(subject=subject))
         sentences = [opening, *(fact.sentence for fact in stated)]
-        for filler in random.sample(templates["fillers"], FILLERS):
+        for filler in random.sample(_TEMPLATES["fillers"], FILLERS):
             sentences.insert(random.randrange(1, len(sentences) + 1), filler)
         yield Passage(" ".join(sentences), tuple(stated), tuple(missing))
 
 
 def _subject(template: str, random: Random) -> str:
     """A name from a template such as ``the {place} {house}``."""
-    templates = _templates()
-    first_name, start = random.choice(templates["given"]), random.choice(templates["starts"])
-    family = start + random.choice(templates["endings"])
-    place = start + random.choice(templates["middles"]) + random.choice(templates["ends"])
-    words = {name: random.choice(templates["words"][name]) for name in ("firm", "house")}
+    first_name, start = random.choice(_TEMPLATES["given"]), random.choice(_TEMPLATES["starts"])
+    family = start + random.choice(_TEMPLATES["endings"])
+    place = start + random.choice(_TEMPLATES["middles"]) + random.choice(_TEMPLATES["ends"])
+    words = {name: random.choice(_TEMPLATES["words"][name]) for name in ("firm", "house")}
     return template.format(person=f"{first_name} {family}", family=family, town=place, place=place, **words)
 
 
 def _value(fact: Mapping[str, Any], random: Random) -> tuple[str, ...]:
     """A value of a fact's kind (its name, or the lowest number and the end of a range), and other ways to write it."""
-    templates, kind, unit = _templates(), fact["value"], fact.get("unit")
+    kind, unit = fact["value"], fact.get("unit")
     if isinstance(kind, list):
         number = random.randrange(*kind)
         written = f"{number:,}"
@@ -112,17 +104,17 @@ def _value(fact: Mapping[str, Any], random: Random) -> tuple[str, ...]:
     if kind == "year":
         return (str(random.randrange(1702, 2019)),)
     if kind == "date":
-        day, month, year = random.randrange(1, 29), random.choice(templates["months"]), random.randrange(1780, 2019)
+        day, month, year = random.randrange(1, 29), random.choice(_TEMPLATES["months"]), random.randrange(1780, 2019)
         return (f"{day} {month} {year}", f"{month} {day} {year}")
     if kind == "count":
-        number, word = random.choice([*templates["counts"].items()])
+        number, word = random.choice([*_TEMPLATES["counts"].items()])
         return (word, number)
     if kind == "person":
-        family = random.choice(templates["starts"]) + random.choice(templates["endings"])
-        return (f"{random.choice(templates['given'])} {family}", family)
+        family = random.choice(_TEMPLATES["starts"]) + random.choice(_TEMPLATES["endings"])
+        return (f"{random.choice(_TEMPLATES['given'])} {family}", family)
     if kind == "town":
         return (_subject("{town}", random),)
-    value = random.choice(templates["words"][kind])
+    value = random.choice(_TEMPLATES["words"][kind])
     bare = value.split(" ", 1)[1] if value.startswith(("a ", "an ")) else value
     return tuple(dict.fromkeys((value, bare)))
 

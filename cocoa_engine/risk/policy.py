@@ -2,8 +2,7 @@
 
 import copy
 import warnings
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:  # of a layer above
 ANSWER_THRESHOLD = 0.9
 """The rank among right answers from which an answer is too risky: a tenth of right answers like these reach it."""
 
-GENERAL = Path(__file__).parent / "right_answers.json"
+GENERAL = RightAnswers.model_validate_json((Path(__file__).parent / "right_answers.json").read_bytes())
 """The right answers of the models that were measured, for models whose own were not (`cocoa heads` measures them)."""
 
 RANK_THRESHOLD = 0.95
@@ -66,7 +65,7 @@ class RiskMeasure:
     heads: RetrievalHeads | None = None
     otherwise: RiskSource | None = None
     spread: bool = False
-    right_answers: RightAnswers = field(default_factory=lambda: right_answers_of(None))
+    right_answers: RightAnswers = GENERAL
     ranks: bool = False
 
     def __call__(self, span: Span) -> RiskOfSpan:
@@ -115,14 +114,9 @@ class RiskMeasure:
         return span.f_mlds if source == "f_mlds" else span.con_mlds
 
 
-@lru_cache(maxsize=1)
-def _general() -> RightAnswers:
-    return RightAnswers.model_validate_json(GENERAL.read_bytes())
-
-
 def right_answers_of(heads: RetrievalHeads | None) -> RightAnswers:
     """A model's own right answers, measured with its heads, or else those of the measured models."""
-    return (heads.right_answers if heads is not None else None) or _general()
+    return (heads.right_answers if heads is not None else None) or GENERAL
 
 
 def token_risk(token_log_probs: list[float]) -> float:

@@ -35,7 +35,7 @@ from cocoa_engine.lab.measured import (
     labelled_answers,
     labelled_features,
     probe_layer,
-    question_prompts,
+    request_prompt,
 )
 from cocoa_engine.lab.statistics import Bootstrap, Ranked, choose, expected_calibration_error, reliability
 from cocoa_engine.methods.retrieval_heads import source_heads
@@ -124,7 +124,7 @@ def _short(engine: CocoaEngine, records: Sequence[LabelledText]) -> Iterator[Lab
 def _prompts(engine: CocoaEngine, name: str, questions: Sequence[Question]) -> list[Prompt]:
     """The prompts of a set's questions."""
     if name not in STYLES or name == "short_words":
-        return question_prompts(engine, questions)
+        return [request_prompt(engine, question.request) for question in questions]
     system = [{"role": "system", "content": "Answer in one short sentence."}] if name == "short_sentence" else []
     return [engine.encode_chat([*system, {"role": "user", "content": question.text}]) for question in questions]
 

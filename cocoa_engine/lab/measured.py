@@ -261,7 +261,7 @@ def own_answers(
     advance: Callable[[int], None] = lambda count: None,
 ) -> LabelledFeatures:
     """The features of a model's own answers to questions, not all of them empty. A wrong one is hallucinated."""
-    prompts = question_prompts(engine, questions)
+    prompts = [request_prompt(engine, question.request) for question in questions]
     return labelled_answers(answered(engine, questions, prompts, config, answer_values, cache=cache, advance=advance))
 
 
@@ -280,11 +280,6 @@ def labelled_answers(answers: Iterable[tuple[Question, Mapping[str, Any]]]) -> L
     if not rows:
         raise CalibrationError("all answers of the model are empty, so nothing can be fitted or evaluated on them.")
     return _labelled("answer", rows)
-
-
-def question_prompts(engine: CocoaEngine, questions: Sequence[Question]) -> list[Prompt]:
-    """The prompt of each question."""
-    return [request_prompt(engine, question.request) for question in questions]
 
 
 def request_prompt(engine: CocoaEngine, request: str) -> Prompt:

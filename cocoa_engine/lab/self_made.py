@@ -20,7 +20,7 @@ from cocoa_engine.lab.measured import (
     force,
     labelled_answers,
     labelled_features,
-    question_prompts,
+    request_prompt,
 )
 from cocoa_engine.text_matching import declines
 
@@ -266,7 +266,7 @@ def made_answers(
     rows: list[tuple[Question, Mapping[str, Any]]] = []
 
     def measure(part: Sequence[MadeQuestion]) -> LabelledFeatures:
-        prompts = question_prompts(engine, part)
+        prompts = [request_prompt(engine, question.request) for question in part]
         rows.extend(answered(engine, part, prompts, config, answer_values, cache=cache, advance=advance))
         return labelled_answers(rows)
 

@@ -37,7 +37,6 @@ from cocoa_engine.methods.retrieval_heads import (
     keep,
     spread_heads_of,
 )
-from cocoa_engine.model.configs import attention_heads
 from cocoa_engine.model.prompts import prompt_ids, text_ids
 from cocoa_engine.results import Generation
 from cocoa_engine.scoring.text_tree import fed, fed_alone
@@ -87,7 +86,7 @@ def find_retrieval_heads(
             f"{engine.model_name} has code of its own."
         )
     model = engine.session.model
-    num_heads = attention_heads(model.config)
+    num_heads = model.num_heads
     if model.is_divided or num_heads is None:
         why = "is divided among processes" if model.is_divided else "has another number of heads in each layer"
         raise UnsupportedModelError(f"the heads of {engine.model_name} cannot be numbered: the model {why}.")
@@ -175,7 +174,7 @@ class _MostAttended(SourceProbe):
 def _copied(engine: CocoaEngine, text: _Text) -> dict[str, Any]:
     """For each sentence, the share of its tokens that the model predicts, and what heads copy of it, ``[L, heads]``."""
     backend, model = engine.session.backend, engine.session.model
-    num_heads = attention_heads(model.config) or 0
+    num_heads = model.num_heads or 0
     before, answer, sentences = text
     probe = _MostAttended([(layer, head) for layer in range(model.num_layers) for head in range(num_heads)])
     spec = capture_spec(model, CocoaConfig())._replace(source_heads=())  # nothing but the heads is observed

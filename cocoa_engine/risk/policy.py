@@ -18,7 +18,6 @@ from cocoa_engine.methods.retrieval_heads import (
     heads_of_model,
     source_heads,
 )
-from cocoa_engine.model.configs import attention_heads
 from cocoa_engine.model.language_model import dtype_name
 from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, embedded_calibrator
 from cocoa_engine.risk.fitted import threshold_of
@@ -257,7 +256,7 @@ class RiskPolicy:
     def _obstacle(self, calibrator: RiskCalibrator) -> str | None:
         """Why the calibrator cannot be used with this model; `None` if it can."""
         model, probe = self._session.model, calibrator.probe
-        layers, heads = model.num_layers, attention_heads(model.config) or 0
+        layers, heads = model.num_layers, model.num_heads or 0
         width = getattr(model.config, "hidden_size", None) or 0
         name, dtype = self._session.model_name, dtype_name(model)
         if any(layer >= layers or head >= heads for layer, head in calibrator.heads or ()):

@@ -189,8 +189,8 @@ def test_outside_the_quantiles_without_them_and_of_what_is_no_distribution() -> 
 
 
 def best_spread(num_layers: int, num_heads: int, kinds: list[str] | None = None) -> tuple[tuple[int, int], ...]:
-    config = SimpleNamespace(num_attention_heads=num_heads, layer_types=kinds, name_or_path="m")
-    shaped: Any = SimpleNamespace(num_layers=num_layers, config=config, is_divided=False)
+    config = SimpleNamespace(layer_types=kinds, name_or_path="m")
+    shaped: Any = SimpleNamespace(num_layers=num_layers, num_heads=num_heads, config=config, is_divided=False)
     heads = spread_heads_of(shaped)
     return () if heads is None else heads.best(SOURCE_HEADS)
 

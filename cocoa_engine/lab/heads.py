@@ -5,7 +5,6 @@ import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -95,8 +94,11 @@ def find_retrieval_heads(
     texts = [[(_asked(engine, drawn, length), length) for length in lengths] for _ in range(ROUNDS)]
     for of_round in texts:
         for text, length in of_round:
-            measure = partial(_copied, engine, text)
-            values = measure() if answer_cache is None else answer_cache.get_or_measure(text, measure)
+            values = None if answer_cache is None else answer_cache.get(text)
+            if values is None:
+                values = _copied(engine, text)
+                if answer_cache is not None:
+                    answer_cache.add(text, values)
             scores += [of_fact for share, of_fact in values["facts"] if share > RECALLED]
             done += length
             on_progress(done, ROUNDS * sum(lengths))

@@ -18,7 +18,7 @@ import numpy as np
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.lab.data import Question, read_questions
-from cocoa_engine.lab.measured import question_prompts
+from cocoa_engine.lab.measured import request_prompt
 from cocoa_engine.lab.statistics import Bootstrap, Interval, Ranked
 
 SCORES = ("agreement", "f1", "mean_log_prob", "min_log_prob")
@@ -39,7 +39,8 @@ def measure(
     A row has ``question``, ``group``, ``answer``, ``wrong`` (the answer contains no known answer), the scores of
     :data:`SCORES` and the seconds that the answer (``answer_seconds``) and the samples (``sample_seconds``) took.
     """
-    for question, prompt in zip(questions, question_prompts(engine, questions), strict=True):
+    for question in questions:
+        prompt = request_prompt(engine, question.request)
         started = time.perf_counter()
         answer = engine.generate(prompt, method="greedy", max_new_tokens=max_new_tokens)
         answered = time.perf_counter()

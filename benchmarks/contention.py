@@ -22,11 +22,12 @@ from benchmarks.measure import (
     EngineCompetitor,
     Prompts,
     hugging_face,
+    interleave,
     one_by_one,
 )
 from benchmarks.probe import probe
 from benchmarks.prompts import questions
-from cocoa_engine.lab.timing import Spread, Turn, interleave, ratio
+from cocoa_engine.lab.timing import Spread, Turn, ratio
 
 BUSY_PROCESSES = 2
 STATES = ("idle", "busy")

@@ -29,7 +29,14 @@ from numpy.typing import NDArray
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, RiskCalibrator
 from cocoa_engine.lab.data import LabelledText, Question, read_labelled, read_questions, sample
 from cocoa_engine.lab.fit import FitSettings, LabelledFeatures, fit, fit_only, left_out
-from cocoa_engine.lab.measured import answer_values, force, labelled_answers, labelled_features, question_prompts
+from cocoa_engine.lab.measured import (
+    answer_values,
+    force,
+    labelled_answers,
+    labelled_features,
+    probe_layer,
+    request_prompt,
+)
 from cocoa_engine.lab.statistics import Bootstrap, Ranked, choose, expected_calibration_error, reliability
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.prompts import Prompt
@@ -91,8 +98,9 @@ def measure(engine: CocoaEngine, paths: dict[str, Path], cache: Path) -> None:
                 generations = engine.generate_batch(_prompts(engine, name, chunk), config=config)
                 save_own(file, list(zip(chunk, generations, strict=True)))
             elif name in GIVEN and not file.with_suffix(".span.npz").exists():
-                answers = force(engine, list(_short(engine, chunk)), engine.config)
-                for level, items in labelled_features(answers, engine.config, engine.num_layers, states=True).items():
+                layer = probe_layer(engine.num_layers)
+                answers = force(engine, list(_short(engine, chunk)), engine.config, layer=layer)
+                for level, items in labelled_features(answers, engine.config, engine.num_layers).items():
                     _save(file, level, items)
 
 
@@ -116,7 +124,7 @@ def _short(engine: CocoaEngine, records: Sequence[LabelledText]) -> Iterator[Lab
 def _prompts(engine: CocoaEngine, name: str, questions: Sequence[Question]) -> list[Prompt]:
     """The prompts of a set's questions."""
     if name not in STYLES or name == "short_words":
-        return question_prompts(engine, questions)
+        return [request_prompt(engine, question.request) for question in questions]
     system = [{"role": "system", "content": "Answer in one short sentence."}] if name == "short_sentence" else []
     return [engine.encode_chat([*system, {"role": "user", "content": question.text}]) for question in questions]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +17,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 
 from benchmarks.settings import Settings
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
-from cocoa_engine.lab.timing import Turn, describe, generate, interleave, ratio, timed
+from cocoa_engine.lab.timing import Case, Turn, describe, generate, measured_rounds, ratio, timed
 
 Prompts = Sequence[list[int]]
 """One unit of work: the token ids of one prompt, or of several prompts that are answered together."""
@@ -34,6 +34,16 @@ RATIO_SETUPS = tuple(f"{weights}{drafts}" for weights in WEIGHTS for drafts in (
 
 Competitor = Callable[[Prompts], Turn]
 """A timed decoder: answers the prompts, and returns the seconds and the number of kept tokens."""
+
+
+def interleave(
+    competitors: Mapping[str, Callable[[Case], Turn]],
+    rounds: Iterable[Sequence[Case]],
+    after_turn: Callable[[], None] = lambda: None,
+) -> dict[str, list[float]]:
+    """The seconds per unit of each competitor, one value per round; see :func:`measured_rounds`."""
+    seconds = list(measured_rounds(competitors, rounds, after_turn))
+    return {name: [of_round[name] for of_round in seconds] for name in competitors}
 
 
 class Bench:

@@ -34,10 +34,9 @@ from benchmarks.rag_questions import RagQuestion, is_right, messages
 from cocoa_engine import CocoaEngine, Generation
 from cocoa_engine.equations import ANSWER_TOKENS, distribution
 from cocoa_engine.lab import heads as lab_heads
-from cocoa_engine.lab.data import read_questions
+from cocoa_engine.lab.data import Question, read_questions
 from cocoa_engine.lab.files import parsed, read_json_lines
 from cocoa_engine.lab.fit import LabelledFeatures, fit_only
-from cocoa_engine.lab.records import Question
 from cocoa_engine.lab.self_made import made_questions
 from cocoa_engine.lab.statistics import expected_calibration_error, reliability
 from cocoa_engine.methods.retrieval_heads import RightAnswers

@@ -10,11 +10,11 @@ from functools import partial
 
 from rich.console import Console
 
-from benchmarks.measure import Bench, progress
+from benchmarks.measure import Bench, interleave, progress
 from benchmarks.settings import Settings
 from benchmarks.steps import Steps
 from cocoa_engine import Runtime
-from cocoa_engine.lab.timing import interleave, ratio, timed
+from cocoa_engine.lab.timing import ratio, timed
 
 COUNTS = (5, 20)
 STEPS = 4  # per unit of work

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.command import main
-from benchmarks.measure import Bench
+from benchmarks.measure import Bench, interleave
 from benchmarks.prompts import SCORED_ANSWERS, SCORED_QUESTION, encode_question
 from cocoa_engine import CocoaEngine
-from cocoa_engine.lab.timing import interleave, ratio, timed
+from cocoa_engine.lab.timing import ratio, timed
 
 TOGETHER, ALONE = "one call", "a call for each"
 SHARE = 5  # each round scores only every fifth answer alone, to save time

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure import Bench
+from benchmarks.measure import Bench, interleave
 from benchmarks.prompts import long_prompt
 from cocoa_engine import CocoaConfig, Runtime
 from cocoa_engine.decoding.request import capture_spec
 from cocoa_engine.execution.backends import choose
 from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
-from cocoa_engine.lab.timing import interleave, ratio, timed
+from cocoa_engine.lab.timing import ratio, timed
 from cocoa_engine.model.language_model import LanguageModel
 
 

@@ -32,7 +32,7 @@ from cocoa_engine.memory import collector_paused, quiet_torchao
 from cocoa_engine.methods import METHODS
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import CalibrationWarning, Check, MeasuredText, RiskCalibrator, Unit, UnitLevel
-from cocoa_engine.spans import Candidate, Competition, Preceding, RiskSource, Span, Usage
+from cocoa_engine.spans import Candidate, Preceding, RiskSource, Span, Usage
 from cocoa_engine.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ __all__ = [
     "CocoaConfig",
     "CocoaEngine",
     "CocoaError",
-    "Competition",
     "ConfigError",
     "Consistency",
     "ContextLift",

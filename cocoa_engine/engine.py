@@ -30,6 +30,7 @@ from cocoa_engine.model.prompts import (
     Texts,
     chat_ids,
     is_chat,
+    is_many,
     passage_positions,
     require_room,
     sources_of_batch,
@@ -402,18 +403,7 @@ class CocoaEngine:
 
     @overload
     def generate_batch(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        config: CocoaConfig | None = None,
-        logits_processor: Processors | PerPrompt[Processors] = None,
-        stopping_criteria: Criteria | PerPrompt[Criteria] = None,
-        generation_config: GenerationConfig | None = None,
-        cancellation: Cancellation | None = None,
-        batch_size: int | None = None,
-        return_exceptions: bool,
-        source: Sequence[Source | None] | None = None,
-        **settings: Any,
+        self, prompts: Sequence[Prompt], *, return_exceptions: bool, **options: Any
     ) -> list[Generation | Exception]: ...
 
     def generate_batch(
@@ -477,17 +467,7 @@ class CocoaEngine:
     ) -> Generation: ...
 
     @overload
-    def score(
-        self,
-        prompt: Prompt,
-        text: Texts,
-        *,
-        config: CocoaConfig | None = None,
-        source: Source | None = None,
-        divide: bool = False,
-        cancellation: Cancellation | None = None,
-        **settings: Any,
-    ) -> list[Generation]: ...
+    def score(self, prompt: Prompt, text: Texts, **options: Any) -> list[Generation]: ...
 
     def score(
         self,
@@ -524,10 +504,13 @@ class CocoaEngine:
             NonFiniteLogitsError, RequestCancelledError: as for :meth:`generate`.
         """
         settled = self._settings(config, settings)
-        scored = given_texts.score(self.session, prompt, text, settled, self._risk, source, divide, cancellation)
-        results = scored if isinstance(scored, list) else [scored]
-        self._risk.warn_of_domain(any(result.out_of_domain for result in results))
-        return scored
+        cancellation = given_or_new(cancellation, Cancellation, "cancellation")
+        many = is_many(text)
+        texts = list(text) if many else [text]
+        arguments = (self.session, prompt, texts, many, settled, self._risk, source, divide, cancellation)
+        scored = cancellation.run(given_texts.score, *arguments)
+        self._risk.warn_of_domain(any(result.out_of_domain for result in scored))
+        return scored if many else scored[0]
 
     def consistency(
         self,

@@ -188,21 +188,16 @@ def may_be_kept(rule: SpanLogProb, ended: Sequence[bool]) -> list[bool]:
     return [rule != "greedy_end" or number == 0 or not end for number, end in enumerate(ended)]
 
 
-def length_penalty(length: Number, rule: SpanLogProb, exponent: float = 0.6) -> Number:
+def length_penalty(length: Number, rule: SpanLogProb) -> Number:
     """The divisor of the sum of log p over the tokens of a span without rivals.
 
-    1 for rules that are then the sum, n for ``"mean"``, n^0.5 for ``"sqrt"``. For ``"gnmt"``, ((5 + n) / 6)^a: Wu et
-    al. (2016), "Google's Neural Machine Translation System", equation 14.
-
-    Args:
-        length: n, the number of tokens.
-        rule: the rule.
-        exponent: a.
+    With n tokens, 1 for rules that are then the sum, n for ``"mean"``, n^0.5 for ``"sqrt"``. For ``"gnmt"``,
+    ((5 + n) / 6)^0.6: Wu et al. (2016), "Google's Neural Machine Translation System", equation 14.
     """
     powers: dict[SpanLogProb, tuple[Number, float]] = {
         "mean": (length, 1.0),
         "sqrt": (length, 0.5),
-        "gnmt": ((5 + length) / 6, exponent),
+        "gnmt": ((5 + length) / 6, 0.6),
     }
     base, power = powers.get(rule, (length, 0.0))
     return base**power

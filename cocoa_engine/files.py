@@ -130,18 +130,14 @@ class _Written(io.FileIO):
 
 
 @contextmanager
-def writing_to(file: Path, errors: type[Exception] = OSError) -> Iterator[None]:
-    """Let errors in the block, which only writes, be an :class:`OutputError`: a file or a folder cannot be written.
-
-    Some packages have ``errors`` of their own for a full disk, such as safetensors.
-    """
+def writing_to(file: Path) -> Iterator[None]:
+    """Let errors in the block, which only writes, be an :class:`OutputError`: a file or a folder cannot be written."""
     try:
         yield
     except OutputError:
         raise
-    except errors as error:
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise OutputError(f"{file} cannot be written: {why}") from error
+    except OSError as error:
+        raise OutputError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
 def is_stream(file: Path) -> bool:

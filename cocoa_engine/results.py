@@ -13,7 +13,7 @@ from typing_extensions import Self
 from cocoa_engine.arguments import ResultModel
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.risk import Check, MeasuredText, Unit
-from cocoa_engine.spans import CLOSED_BOOK_TOKENS, AnswerRiskSource, Competition, FinishReason, RiskSource, Span, Usage
+from cocoa_engine.spans import CLOSED_BOOK_TOKENS, AnswerRiskSource, FinishReason, RiskSource, Span, Usage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,8 +64,6 @@ class Generation(ResultModel):
     processed: bool = False
     """Whether logits processors, such as a repetition penalty, changed the model's distribution. The log-probabilities
     are then those of the changed distribution."""
-    competition: Competition | None = None
-    """Always `None`: no calibrator needs it any more. The spans of a decoded answer hold their candidates."""
 
     @property
     def calibrated(self) -> bool:

@@ -84,17 +84,6 @@ class Preceding(ResultModel):
     copied_run: float = Field(0.0, description="The mean of Span.token_copied.")
 
 
-class Competition(ResultModel):
-    """A summary of the candidates at the risk points of an answer. No calibrator needs it any more."""
-
-    model_config = ConfigDict(frozen=True)
-
-    risk_points: int = Field(0, description="Number of risk points.")
-    candidates: float = Field(1.0, description="Mean number of candidates.")
-    score_spread: float = Field(0.0, description="Mean of the best minus the worst score, by CoCoA-SIG's defaults.")
-    best_score: float = Field(0.0, description="Mean of the best score, by CoCoA-SIG's defaults.")
-
-
 class Span(Measured):
     """A part of the answer, with its risk. The texts of all spans concatenate to the text of the answer."""
 

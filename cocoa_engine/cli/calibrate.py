@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Group
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from cocoa_engine.cli import measured
@@ -24,6 +24,7 @@ from cocoa_engine.cli.output import (
     check_drawable,
     on_interrupt,
     output,
+    plain_table,
     print_json,
     print_note,
     reserved,
@@ -115,7 +116,7 @@ class LabelledAnswers:
         from cocoa_engine.lab.cache import AnswerCache
         from cocoa_engine.lab.fit_calibrator import about_self_made
         from cocoa_engine.lab.heads import PROMPTS
-        from cocoa_engine.lab.measured import Layers, ProfileCache, labelled_features, own_answers, probe_layer
+        from cocoa_engine.lab.measured import Layers, labelled_features, own_answers, probe_layer
         from cocoa_engine.lab.self_made import QUESTIONS, ROUNDS, made_answers, made_questions, made_spans
 
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
@@ -136,7 +137,7 @@ class LabelledAnswers:
             layer = probe_layer(engine.num_layers) if states else None
             as_fed: Any = {"chat": self.chat, "layer": layer, "cache": cache, "progress": progress}
             with measured.teacher_forced(engine, self.records, config, **as_fed) as answers:
-                features = labelled_features(answers, config, engine.num_layers, states=states)
+                features = labelled_features(answers, config, engine.num_layers)
             how = "as a chat" if self.chat else "plain prompts"
             about = dict.fromkeys(features, f"{self.data.name}, {len(self.records)} given answers, {how}")
         if self.questions is not None:
@@ -151,8 +152,7 @@ class LabelledAnswers:
                 features["answer"] = made_answers(engine, made, config, cache=answers_kept, **options)
             with progress.stage("feeding texts", "texts", number // 2, fate=partial(measured.fate, cache)) as stage:
                 options = {"rounds": rounds, "advance": stage.advance, "chat": self.chat, "seed": self.seed}
-                fed = None if cache is None else ProfileCache(cache, engine, config, chat=self.chat)
-                features["span"] = made_spans(engine, number // 2, config, cache=fed, **options)
+                features["span"] = made_spans(engine, number // 2, config, cache=cache, **options)
             about = about_self_made(features, len(self.texts))
         features = {name: items for name, items in features.items() if level in (None, name)}
         if not features:
@@ -169,10 +169,8 @@ def shown(validation: Validation, unit: str, threshold: Threshold | None) -> lis
 
     folds = f"; {validation.division}" if validation.division else ""
     title = f"{validation.items} {unit}s of {validation.prompts} prompts, {validation.hallucinated} hallucinated{folds}"
-    table = Table("", "AUROC", "risk minus that", box=None, padding=(0, 2, 0, 0), title=title)
-    table.title_justify, table.title_style = "left", ""
-    for column in table.columns:
-        column.overflow = "fold"
+    headings = ("", "AUROC", "risk minus that")
+    table = plain_table(*(Column(heading, overflow="fold") for heading in headings), title=title)
     table.add_row("calibrated risk", interval(validation.auroc), "")
     for name, baseline in validation.rivals.items():
         table.add_row(name, interval(baseline.auroc), interval(baseline.difference, "+.3f"))
@@ -216,13 +214,13 @@ def draw(validations: Mapping[Level, Validation], plot: Path) -> list[Path]:
 
 def keep_own_reference(engine: CocoaEngine, out: Path, cache: CacheFolder | None, progress: Progress) -> None:
     """Measure the reference distribution of the model's source attention, and keep it in the cache directory."""
-    from cocoa_engine.lab.heads import keep_reference
+    from cocoa_engine.lab.heads import PROMPTS, keep_reference
 
     again = "" if cache is None else " to the end; give the same command with --overwrite to continue"
     note = on_interrupt(f"{out} was written; the model's own source attention was not measured{again}")
-    with note, progress.stage("measuring source attention", "prompts") as stage:
+    with note, progress.stage("measuring source attention", "prompts", PROMPTS) as stage:
         try:
-            file = keep_reference(engine, on_progress=stage.at, cache=cache)
+            file = keep_reference(engine, advance=stage.advance, cache=cache)
         except (OSError, RuntimeError) as error:
             print_note(f"the reference of the source attention cannot be kept in the cache directory: {error}")
             return

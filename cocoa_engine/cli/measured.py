@@ -74,19 +74,15 @@ def teacher_forced(
     records: list[LabelledText],
     config: CocoaConfig,
     *,
-    chat: bool,
-    without_source: bool = False,
-    layer: int | None = None,
     cache: CacheFolder | None,
     progress: Progress,
+    **options: Any,
 ) -> Iterator[Iterator[TeacherForced]]:
-    """Feed answers as a stage. ``cache`` keeps them, with the mean states of their spans at a ``layer``."""
-    from cocoa_engine.lab.measured import ProfileCache, force
+    """Feed answers as a stage, with options of :func:`~cocoa_engine.lab.measured.force`."""
+    from cocoa_engine.lab.measured import force
 
-    options: Any = {"chat": chat, "without_source": without_source}
-    fed = None if cache is None else ProfileCache(cache, engine, config, layer=layer, **options)
     with progress.stage("feeding answers", "answers", len(records), fate=partial(fate, cache)) as stage:
-        yield force(engine, records, config, cache=fed, advance=stage.advance, **options)
+        yield force(engine, records, config, cache=cache, advance=stage.advance, **options)
 
 
 @contextmanager

@@ -172,6 +172,7 @@ def heads(
         engine = load_engine(model, loading, progress=progress)
         from cocoa_engine.lab.heads import (  # imports torch
             ROUNDS,
+            SHORT,
             find_retrieval_heads,
             with_reference,
             with_right_answers,
@@ -192,9 +193,10 @@ def heads(
             how = f"{heads.samples} facts recalled; best: {best}"
         if prompts:
             with progress.stage("answering", "prompts", prompts, fate=partial(measured.fate, folder)) as stage:
-                heads = with_reference(engine, heads, prompts=prompts, on_progress=stage.at, cache=folder)
-            with progress.stage("asking", "questions", 2 * prompts, fate=partial(measured.fate, folder)) as stage:
-                heads = with_right_answers(engine, heads, questions=2 * prompts, on_progress=stage.at, cache=folder)
+                heads = with_reference(engine, heads, prompts=prompts, advance=stage.advance, cache=folder)
+            asked = min(2 * prompts, len(SHORT))
+            with progress.stage("asking", "questions", asked, fate=partial(measured.fate, folder)) as stage:
+                heads = with_right_answers(engine, heads, questions=asked, advance=stage.advance, cache=folder)
         lines = [f"{len(heads.heads)} heads of {heads.model_name}, {how}"]
         if heads.reference is not None:
             low, middle, high = (heads.reference[len(heads.reference) * part // 20] for part in (1, 10, 19))

@@ -18,7 +18,7 @@ from cocoa_engine.execution.session import Session
 from cocoa_engine.interruptions import at_work
 from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.model.language_model import CaptureSpec
-from cocoa_engine.model.tokenizer import Detokenizer, SpanTexts, Tokens
+from cocoa_engine.model.tokenizer import Detokenizer, Tokens
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.risk.policy import RiskMeasure, RiskPolicy, measures_source, reaches
@@ -152,7 +152,6 @@ class DecodeTask:
         )
         track = Detokenizer(session.tokens, request.rules.stop_texts)
         self._decoder = SpanDecoder(request.prompt, request.rules, track, feed, self._measure)
-        self._texts = SpanTexts()
         self._spans: list[Span] = []
         self._last: list[int] = []  # tokens, in which a loop is looked for
         self._loop: Generator[FeedRequest, StepOutput, None] | None = None
@@ -194,10 +193,9 @@ class DecodeTask:
 
     def ready(self) -> list[Span]:
         """The spans that have become final since the last call."""
-        decoder = self._decoder
+        decoder, first = self._decoder, len(self._spans)
         ends = [span.token_ends[-1] for span in decoder.decided]
-        ranges = self._texts.ready(decoder.track, ends, decoder.has_ended())
-        first = len(self._spans)
+        ranges = decoder.track.final_ranges(ends, first, finished=decoder.has_ended())
         for span, text_range in zip(decoder.decided[first:], ranges, strict=False):
             self._last = [*self._last, *span.token_ids][-LOOP:]
             repeats = is_loop(self._last)

@@ -143,14 +143,6 @@ class AnswerCache:
         except OSError as error:
             self._folder.failed(self.file, error)
 
-    def get_or_measure(self, identity: Any, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The values of an answer, which is measured and kept if it has not been measured."""
-        values = self.get(identity)
-        if values is None:
-            values = measure()
-            self.add(identity, values)
-        return values
-
     def _damaged(self) -> None:
         if self._folder.required:
             raise ConfigError(f"the cache {self.file} has a line that it did not write; delete it.")

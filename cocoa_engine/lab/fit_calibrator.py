@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import CalibrationError, need
+from cocoa_engine.lab.data import LabelledText, Question
 from cocoa_engine.lab.fit import DEFAULTS, Direction, FitSettings, LabelledFeatures, fit
 from cocoa_engine.lab.measured import force, labelled_features, own_answers, probe_layer
-from cocoa_engine.lab.records import LabelledText, Question
 from cocoa_engine.lab.self_made import QUESTIONS, ROUNDS, made_answers, made_questions, made_spans
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.language_model import dtype_name
@@ -74,8 +74,9 @@ def fit_calibrator(
         MissingExtraError: scikit-learn is not installed.
     """
     config, engine = config or engine.config, engine.without_calibrator()
-    forced = force(engine, answers, config, chat=chat)
-    items = labelled_features(forced, config, engine.num_layers, states=settings.probe)
+    layer = probe_layer(engine.num_layers) if settings.probe else None
+    forced = force(engine, answers, config, chat=chat, layer=layer)
+    items = labelled_features(forced, config, engine.num_layers)
     about: dict[Level, str] = dict.fromkeys(items, f"{len(answers)} given answers")
     if questions:
         items["answer"] = own_answers(engine, questions, config)

@@ -5,7 +5,6 @@ import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -25,8 +24,8 @@ from cocoa_engine.errors import PromptError, UnsupportedModelError
 from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe
 from cocoa_engine.files import write_file
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
+from cocoa_engine.lab.data import Question
 from cocoa_engine.lab.measured import request_prompt
-from cocoa_engine.lab.records import Question
 from cocoa_engine.lab.self_made import Fact, Passage, passages
 from cocoa_engine.methods.retrieval_heads import (
     SOURCE_HEADS,
@@ -37,7 +36,6 @@ from cocoa_engine.methods.retrieval_heads import (
     keep,
     spread_heads_of,
 )
-from cocoa_engine.model.configs import attention_heads
 from cocoa_engine.model.prompts import prompt_ids, text_ids
 from cocoa_engine.results import Generation
 from cocoa_engine.scoring.text_tree import fed, fed_alone
@@ -87,7 +85,7 @@ def find_retrieval_heads(
             f"{engine.model_name} has code of its own."
         )
     model = engine.session.model
-    num_heads = attention_heads(model.config)
+    num_heads = model.num_heads
     if model.is_divided or num_heads is None:
         why = "is divided among processes" if model.is_divided else "has another number of heads in each layer"
         raise UnsupportedModelError(f"the heads of {engine.model_name} cannot be numbered: the model {why}.")
@@ -96,8 +94,11 @@ def find_retrieval_heads(
     texts = [[(_asked(engine, drawn, length), length) for length in lengths] for _ in range(ROUNDS)]
     for of_round in texts:
         for text, length in of_round:
-            measure = partial(_copied, engine, text)
-            values = measure() if answer_cache is None else answer_cache.get_or_measure(text, measure)
+            values = None if answer_cache is None else answer_cache.get(text)
+            if values is None:
+                values = _copied(engine, text)
+                if answer_cache is not None:
+                    answer_cache.add(text, values)
             scores += [of_fact for share, of_fact in values["facts"] if share > RECALLED]
             done += length
             on_progress(done, ROUNDS * sum(lengths))
@@ -175,7 +176,7 @@ class _MostAttended(SourceProbe):
 def _copied(engine: CocoaEngine, text: _Text) -> dict[str, Any]:
     """For each sentence, the share of its tokens that the model predicts, and what heads copy of it, ``[L, heads]``."""
     backend, model = engine.session.backend, engine.session.model
-    num_heads = attention_heads(model.config) or 0
+    num_heads = model.num_heads or 0
     before, answer, sentences = text
     probe = _MostAttended([(layer, head) for layer in range(model.num_layers) for head in range(num_heads)])
     spec = capture_spec(model, CocoaConfig())._replace(source_heads=())  # nothing but the heads is observed
@@ -224,18 +225,16 @@ def with_reference(
     heads: RetrievalHeads,
     *,
     prompts: int = PROMPTS,
-    seed: int = 0,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    advance: Callable[[int], None] = lambda count: None,
     cache: CacheFolder | None = None,
 ) -> RetrievalHeads:
     """Measure the reference distribution of a model's source attention.
 
     Args:
         engine: the engine with the model. Its settings are used for decoding.
-        found: the model's retrieval heads.
+        heads: the model's retrieval heads.
         prompts: the number of prompts that the model answers.
-        seed: seed of the invented passages.
-        on_progress: called with the number of prompts answered and their total.
+        advance: called with the number of prompts answered since the last call.
         cache: a :class:`.CacheFolder` that keeps what is measured of every answer; prompts that are in it are not
             answered again.
 
@@ -255,17 +254,16 @@ def with_reference(
         )
         requests = (
             f"{passage.text}\n\n{task}"
-            for passage in passages(seed)
+            for passage in passages()
             for task in (
                 "Summarise the text in two sentences.",
                 f"Answer the question from the text, in one sentence.\nQuestion: {passage.stated[0].question}",
             )
         )
-        asked = [_encoded(engine, request) for request in islice(requests, prompts)]
+        asked = [request_prompt(engine, request) for request in islice(requests, prompts)]
         # the file of the heads has another name each time, so the heads alone count
         settings = config.model_dump(mode="json", exclude={"decore_heads"})
         answer_cache = None if cache is None else AnswerCache(cache, "reference", engine, config, {"config": settings})
-        advance = _counted(on_progress, len(asked))
         for _, measured in answered(engine, asked, asked, config, _attention, cache=answer_cache, advance=advance):
             values += measured["source_attention"]
     if len(values) < MIN_SPANS:
@@ -283,7 +281,8 @@ def quantiles(values: NDArray[np.float64]) -> list[float]:
     return [round(float(knot), 6) for knot in np.quantile(values, np.linspace(0, 1, KNOTS))]
 
 
-SHORT = Path(__file__).with_name("short_questions.json")
+SHORT: list[list[str]] = json.loads(Path(__file__).with_name("short_questions.json").read_text("utf-8"))
+"""Short questions, each with its right answers."""
 STOPPED, MIN_RIGHT, ANSWERED = 0.1, 10, 32
 """The share of right answers that the threshold of spans stops, the fewest right answers of a distribution, and the
 tokens of an answer."""
@@ -294,7 +293,7 @@ def with_right_answers(
     heads: RetrievalHeads,
     *,
     questions: int = 2 * PROMPTS,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    advance: Callable[[int], None] = lambda count: None,
     cache: CacheFolder | None = None,
 ) -> RetrievalHeads:
     """Measure how surprising a model's own right answers are; see :class:`.RightAnswers`.
@@ -304,12 +303,11 @@ def with_right_answers(
     Returns:
         The heads with ``right_answers``; without them if the model gives too few right answers.
     """
-    known = json.loads(SHORT.read_text("utf-8"))[:questions]
-    asked = [Question(text, None, tuple(answers), text) for text, *answers in known]
+    asked = [Question(text, None, tuple(known), text) for text, *known in SHORT[:questions]]
     prompts = [request_prompt(engine, question.text) for question in asked]
     config = engine.config.replace(max_new_tokens=ANSWERED, max_risk=None, method="cocoa-sig")
     answer_cache = None if cache is None else AnswerCache(cache, "right", engine, config)
-    advance, right = _counted(on_progress, len(asked)), list[list[float]]()
+    right: list[list[float]] = []
     for question, values in answered(engine, asked, prompts, config, _log_probs, cache=answer_cache, advance=advance):
         if values["log_probs"] and question.is_right(values["text"]):
             right.append(values["log_probs"])
@@ -332,17 +330,6 @@ def right_answers(of: str, surprisals: NDArray[np.float64], token_risks: NDArray
     return RightAnswers(of=of, surprisals=quantiles(surprisals), span_threshold=threshold)
 
 
-def _counted(on_progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
-    """A function of how many are newly done, which calls ``on_progress`` with how many are done in all."""
-    done: list[int] = []
-
-    def advance(count: int) -> None:
-        done.append(count)
-        on_progress(sum(done), total)
-
-    return advance
-
-
 def _log_probs(answer: Generation) -> dict[str, Any]:
     return {"text": answer.text, "log_probs": [value for span in answer.spans for value in span.token_log_probs]}
 
@@ -356,7 +343,7 @@ def _attention(answer: Generation) -> dict[str, Any]:
 def keep_reference(
     engine: CocoaEngine,
     *,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    advance: Callable[[int], None] = lambda count: None,
     cache: CacheFolder | None = None,
 ) -> Path | None:
     """Measure the reference distribution of a model that has none, and keep it in the cache directory.
@@ -370,10 +357,5 @@ def keep_reference(
         return None
     named = heads.model_copy(update={"model_name": engine.model_name})
     with suppress(UnsupportedModelError):
-        return keep(with_reference(engine, named, on_progress=on_progress, cache=cache), model)
+        return keep(with_reference(engine, named, advance=advance, cache=cache), model)
     return None
-
-
-def _encoded(engine: CocoaEngine, request: str) -> list[int]:
-    prompt = request_prompt(engine, request)
-    return engine.encode(prompt) if isinstance(prompt, str) else list(prompt)

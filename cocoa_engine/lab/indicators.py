@@ -81,7 +81,7 @@ def collect(answers: Iterable[TeacherForced]) -> dict[Level, Items]:
         for level, segment in ((level, segment) for level, of_level in segments.items() for segment in of_level):
             rows[level].append(_row(level, segment, forced.profile))
             if forced.without_source is not None:
-                others[level].append(_row(level, segment, forced.without_source.profile))
+                others[level].append(_row(level, segment, forced.without_source))
     return {level: _items(level, rows[level], _items(level, others[level], None)) for level in rows}
 
 
@@ -89,7 +89,7 @@ def _row(level: Level, segment: Segment, profile: TokenProfile) -> dict[str, Any
     """The values of an item. If any part of an answer or a span is hallucinated, it is."""
     start, end, weights = segment.start, segment.end, (segment.hallucinated, segment.supported)
     if level == "character":
-        layers, column = profile.tokens, start
+        layers, column = profile.of_tokens, start
     else:
         layers, column = profile.span(start, end), 0
         weights = (int(segment.hallucinated > 0), int(not segment.hallucinated))

@@ -18,8 +18,8 @@ from cocoa_engine.decoding.speculation import preceding
 from cocoa_engine.equations import middle_layers
 from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
+from cocoa_engine.lab.data import LabelledText, Question
 from cocoa_engine.lab.fit import Floats32, LabelledFeatures
-from cocoa_engine.lab.records import LabelledText, Question
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.language_model import FinalLayer
 from cocoa_engine.model.prompts import Prompt
@@ -33,7 +33,7 @@ from cocoa_engine.risk.features import (
     answer_features,
     span_features,
 )
-from cocoa_engine.scoring.text_profile import LayerProfile, Profiler, TokenProfile
+from cocoa_engine.scoring.text_profile import LayerProfile, Profiler, TokenProfile, span_ranges
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -51,7 +51,7 @@ class TeacherForced:
     record: LabelledText
     profile: TokenProfile
     ends: list[int]
-    without_source: TeacherForced | None = None
+    without_source: TokenProfile | None = None
 
 
 @dataclass(frozen=True)
@@ -78,45 +78,98 @@ def force(
     *,
     chat: bool = False,
     without_source: bool = False,
-    cache: ProfileCache | None = None,
+    layer: int | None = None,
+    cache: CacheFolder | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Iterator[TeacherForced]:
     """Feed labelled answers to a model, each after its prompt. Consecutive answers share the encoding of their prompt.
 
     ``gamma`` and ``max_candidates`` of the settings define which tokens compete. With ``chat``, answers follow the
-    record's question as a chat; with ``without_source``, they are also fed after the prompt without its source.
-    ``advance`` is called with the number of answers fed since the last call.
+    record's question as a chat; with ``without_source``, they are also fed after the prompt without its source. With a
+    ``layer``, its mean states are measured, for a probe. ``cache`` keeps what is measured, but no labels. ``advance``
+    is called with the number of answers fed since the last call.
 
     Raises:
         PromptError: an answer does not fit the context window after its prompt.
+        ConfigError: the cache is required, and cannot be read or written.
     """
     calibrator = engine.calibrator_for(config)
-    profiler = Profiler(engine.session, config, None if calibrator is None else calibrator.heads)
+    profiler = Profiler(engine.session, config, None if calibrator is None else calibrator.heads, layer)
+    settings = {"chat": chat, "without_source": without_source, "layer": layer}
+    settings |= config.model_dump(include={"gamma", "max_candidates"})
+    kept = None if cache is None else AnswerCache(cache, "fed", engine, config, settings)
 
-    def profiles_of(record: LabelledText, texts: Sequence[str | Sequence[int]]) -> Sequence[TokenProfile]:
-        asked = engine.encode_chat([{"role": "user", "content": record.question}]) if chat else record.prompt
-        return profiler(asked, texts)
+    def prompt_of(record: LabelledText) -> Prompt:
+        return engine.encode_chat([{"role": "user", "content": record.question}]) if chat else record.prompt
 
     for _, same in groupby(records, key=lambda record: record.prompt):
         batch = list(same)
-        by_record = {record: None if cache is None else cache.get(record) for record in batch}
+        by_record = {record: None if kept is None else _from_plain(record, kept) for record in batch}
         if missing := [record for record, forced in by_record.items() if forced is None]:
             # a plain prompt ends with a colon, so a space has to follow; offsets count from the answer's first letter
             texts = [record.text if chat or record.text[0].isspace() else f" {record.text}" for record in missing]
-            profiles = profiles_of(missing[0], texts)
+            profiles = profiler(prompt_of(missing[0]), texts)
             others: Sequence[TokenProfile | None] = [None] * len(missing)
             if without_source:
-                others = profiles_of(missing[0].without_source(), [profile.token_ids for profile in profiles])
+                ids, ranges = [profile.token_ids for profile in profiles], [[*profile.ranges] for profile in profiles]
+                others = profiler(prompt_of(missing[0].without_source()), ids, ranges)
             for record, text, profile, other in zip(missing, texts, profiles, others, strict=True):
                 dropped = text[0].isspace() and not profile.text[:1].isspace()  # by the tokenizer
                 shift = len(text) - len(record.text) - dropped
                 ends = [min(max(end - shift, 0), len(record.text)) for end in profile.ends]
-                sourceless = None if other is None else TeacherForced(record, other, ends)
-                by_record[record] = forced = TeacherForced(record, profile, ends, sourceless)
-                if cache is not None:
-                    cache.add(forced)
+                by_record[record] = TeacherForced(record, profile, ends, other)
+                if kept is not None and kept.get(_identity(record)) is None:
+                    plain = [_plain(of) for of in (profile, other) if of is not None]
+                    kept.add(_identity(record), {"ends": ends, "profiles": plain})
         advance(len(batch))
         yield from (forced for forced in map(by_record.get, batch) if forced is not None)
+
+
+def _identity(record: LabelledText) -> list[str | None]:
+    return [record.prompt, record.question, record.text, record.source]
+
+
+_OF_SPANS = ("ranges", "of_tokens", "of_spans", "states")
+_LISTS = [field.name for field in fields(TokenProfile) if field.name not in _OF_SPANS]
+
+
+def _plain(profile: TokenProfile) -> dict[str, Any]:
+    """A profile as plain values."""
+
+    def of_array(values: Tensor) -> list[Any]:
+        array = values.numpy().astype("<f4")
+        return [list(array.shape), b64encode(array.tobytes()).decode()]
+
+    return {
+        **{name: getattr(profile, name) for name in _LISTS},
+        "ranges": list(profile.ranges),
+        "of_tokens": list(map(of_array, profile.of_tokens.arrays)),
+        "of_spans": list(map(of_array, profile.of_spans.arrays)),
+        "states": None if profile.states is None else of_array(profile.states),
+    }
+
+
+def _from_plain(record: LabelledText, kept: AnswerCache) -> TeacherForced | None:
+    """An answer whose profiles were kept; `None` if it was not fed before."""
+
+    def array(plain: Sequence[Any]) -> Tensor:
+        shape, text = plain
+        return torch.from_numpy(np.frombuffer(b64decode(text), "<f4").reshape(shape).astype(np.float32))
+
+    if (values := kept.get(_identity(record))) is None:
+        return None
+    profiles = [
+        TokenProfile(
+            **{name: profile[name] for name in _LISTS},
+            ranges={(start, end): at for at, (start, end) in enumerate(profile["ranges"])},
+            of_tokens=LayerProfile(*map(array, profile["of_tokens"])),
+            of_spans=LayerProfile(*map(array, profile["of_spans"])),
+            states=None if profile["states"] is None else array(profile["states"]),
+        )
+        for profile in values["profiles"]
+    ]
+    first, *other = profiles
+    return TeacherForced(record, first, values["ends"], *other)
 
 
 def answer(forced: TeacherForced) -> Segment:
@@ -137,16 +190,10 @@ def spans(forced: TeacherForced) -> Iterator[Segment]:
     span ends at its own next risk point. It also ends before a token that is not the most probable one, because
     branches continue with the most probable token.
     """
-    segments = (_segment(forced, start, end) for start, end in span_ranges(forced.profile))
+    segments = (
+        _segment(forced, start, end) for start, end in span_ranges(forced.profile.competing, forced.profile.gaps)
+    )
     return (segment for segment in segments if segment.hallucinated + segment.supported)
-
-
-def span_ranges(profile: TokenProfile) -> list[tuple[int, int]]:
-    """The tokens of each span, the end exclusive; see :func:`spans`. Together the spans cover the text."""
-    count = len(profile.token_ids)
-    # several tokens compete, or the text's token is not the most probable one
-    cuts = [at for at in range(count) if profile.competing[at] > 1 or profile.gaps[at] > 0 or at == 0]
-    return list(zip(cuts, [*cuts[1:], count], strict=True))
 
 
 def _segment(forced: TeacherForced, start: int, end: int) -> Segment:
@@ -154,112 +201,6 @@ def _segment(forced: TeacherForced, start: int, end: int) -> Segment:
     labels = zip(forced.record.hallucinated_at(first, last), forced.record.text[first:last], strict=True)
     visible = [label for label, character in labels if not character.isspace()]
     return Segment(forced, start, end, sum(visible), len(visible) - sum(visible))
-
-
-Range = tuple[int, int]
-_LISTS = [field.name for field in fields(TokenProfile)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptProfile(TokenProfile):
-    """The statistics of a text whose hidden states were compared before, for some spans only.
-
-    ``ranges`` has the place of each in ``of_spans`` and ``states``, the mean states at one layer, ``[spans, d]``.
-    """
-
-    ranges: dict[Range, int]
-    of_tokens: LayerProfile
-    of_spans: LayerProfile
-    states: Tensor | None
-
-    @property
-    def tokens(self) -> LayerProfile:
-        return self.of_tokens
-
-    def span(self, start: int, end: int) -> LayerProfile:
-        at = self.ranges[start, end]
-        return LayerProfile(*(values[:, at : at + 1].contiguous() for values in self.of_spans.arrays))
-
-    def mean_state(self, layer: int, start: int, end: int) -> Tensor:
-        assert self.states is not None
-        return self.states[self.ranges[start, end]]
-
-
-class ProfileCache:
-    """Teacher-forced answers that were fed before, in an :class:`.AnswerCache`.
-
-    An answer has the same spans again, because they follow from the settings. Labels are those of the data. With a
-    ``layer``, its states are kept, for a probe.
-    """
-
-    def __init__(
-        self,
-        folder: CacheFolder,
-        engine: CocoaEngine,
-        config: CocoaConfig,
-        *,
-        chat: bool,
-        without_source: bool = False,
-        layer: int | None = None,
-    ) -> None:
-        competing = {"gamma": config.gamma, "max_candidates": config.max_candidates}
-        settings = {**competing, "chat": chat, "without_source": without_source, "layer": layer}
-        self._answers = AnswerCache(folder, "fed", engine, config, settings)
-        self._layer = layer
-        self.file = self._answers.file
-
-    def get(self, record: LabelledText) -> TeacherForced | None:
-        """An answer; `None` if it was not fed before."""
-        values = self._answers.get(_identity(record))
-        if values is None:
-            return None
-        profiles = [
-            KeptProfile(
-                **{name: profile[name] for name in _LISTS},
-                ranges={(start, end): at for at, (start, end) in enumerate(profile["ranges"])},
-                of_tokens=LayerProfile(*map(_tensor, profile["of_tokens"])),
-                of_spans=LayerProfile(*map(_tensor, profile["of_spans"])),
-                states=None if profile["states"] is None else _tensor(profile["states"]),
-            )
-            for profile in values["profiles"]
-        ]
-        first, *other = [TeacherForced(record, profile, values["ends"]) for profile in profiles]
-        return TeacherForced(record, first.profile, first.ends, *other)
-
-    def add(self, forced: TeacherForced) -> None:
-        """Keep an answer, unless it is there."""
-        if self._answers.get(_identity(forced.record)) is not None:
-            return
-        ranges = list(dict.fromkeys([(0, len(forced.ends)), *span_ranges(forced.profile)]))
-        profiles = []
-        for profile in (fed.profile for fed in (forced, forced.without_source) if fed is not None):
-            of_spans = zip(*(profile.span(*ends).arrays for ends in ranges), strict=True)
-            layer = self._layer
-            states = None if layer is None else torch.stack([profile.mean_state(layer, *ends) for ends in ranges])
-            profiles.append(
-                {
-                    **{name: getattr(profile, name) for name in _LISTS},
-                    "ranges": ranges,
-                    "of_tokens": list(map(_plain, profile.tokens.arrays)),
-                    "of_spans": [_plain(torch.cat(same, dim=1)) for same in of_spans],
-                    "states": None if states is None else _plain(states),
-                }
-            )
-        self._answers.add(_identity(forced.record), {"ends": list(forced.ends), "profiles": profiles})
-
-
-def _identity(record: LabelledText) -> list[str | None]:
-    return [record.prompt, record.question, record.text, record.source]
-
-
-def _plain(values: Tensor) -> list[Any]:
-    array = values.numpy().astype("<f4")
-    return [list(array.shape), b64encode(array.tobytes()).decode()]
-
-
-def _tensor(plain: Sequence[Any]) -> Tensor:
-    shape, text = plain
-    return torch.from_numpy(np.frombuffer(b64decode(text), "<f4").reshape(shape).astype(np.float32))
 
 
 @dataclass(frozen=True)
@@ -288,17 +229,15 @@ def probe_layer(num_layers: int) -> int:
 
 
 def labelled_features(
-    answers: Iterable[TeacherForced], config: CocoaConfig, num_layers: int, *, states: bool = False
+    answers: Iterable[TeacherForced], config: CocoaConfig, num_layers: int
 ) -> dict[Level, LabelledFeatures]:
     """The features and labels of every labelled span, and of every answer labelled as a whole.
 
     Answers are divided by :func:`.spans`. A span is hallucinated if any of its characters is, except white space.
-    Source attention is not a feature if it was not measured. ``states``: also keep the mean hidden state of each span
-    that a probe reads.
+    Source attention is not a feature if it was not measured. Spans have the states for a probe that were measured.
     """
     layers, branches = Layers.of(config, num_layers), METHODS[config.method].branches
     rows: dict[Level, list[Row]] = {level: [] for level in LEVELS}
-    read = probe_layer(num_layers)
     for forced in answers:
         profile, group = forced.profile, forced.record.group
         if forced.record.label is not None:  # an answer counts as one span, as in ``engine.score``
@@ -306,7 +245,8 @@ def labelled_features(
             whole: Any = SimpleNamespace(spans=[_statistics(span, layers, branches)], usage=usage)
             rows["answer"].append((answer_features(whole), forced.record.label, group, None))
         for segment in spans(forced) if forced.record.spans is not None else ():
-            state = profile.mean_state(read, segment.start, segment.end).numpy() if states else None
+            at, states = profile.ranges[segment.start, segment.end], profile.states
+            state = None if states is None else states[at].numpy()
             features = span_features(_statistics(segment, layers, branches))
             rows["span"].append((features, segment.hallucinated > 0, group, state))
     return {level: _labelled(level, items) for level, items in rows.items() if items}
@@ -321,7 +261,7 @@ def own_answers(
     advance: Callable[[int], None] = lambda count: None,
 ) -> LabelledFeatures:
     """The features of a model's own answers to questions, not all of them empty. A wrong one is hallucinated."""
-    prompts = question_prompts(engine, questions)
+    prompts = [request_prompt(engine, question.request) for question in questions]
     return labelled_answers(answered(engine, questions, prompts, config, answer_values, cache=cache, advance=advance))
 
 
@@ -340,11 +280,6 @@ def labelled_answers(answers: Iterable[tuple[Question, Mapping[str, Any]]]) -> L
     if not rows:
         raise CalibrationError("all answers of the model are empty, so nothing can be fitted or evaluated on them.")
     return _labelled("answer", rows)
-
-
-def question_prompts(engine: CocoaEngine, questions: Sequence[Question]) -> list[Prompt]:
-    """The prompt of each question."""
-    return [request_prompt(engine, question.request) for question in questions]
 
 
 def request_prompt(engine: CocoaEngine, request: str) -> Prompt:

@@ -1,11 +1,10 @@
 """Questions and labelled texts that need no data set: invented passages, planted errors, terms of documents."""
 
-import functools
 import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -13,23 +12,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError
-from cocoa_engine.lab.cache import AnswerCache, answered
+from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
+from cocoa_engine.lab.data import LabelledSpan, LabelledText, Question
 from cocoa_engine.lab.fit import LabelledFeatures, auroc_left_out
 from cocoa_engine.lab.measured import (
-    ProfileCache,
     answer_values,
     force,
     labelled_answers,
     labelled_features,
-    question_prompts,
+    request_prompt,
 )
-from cocoa_engine.lab.records import LabelledSpan, LabelledText, Question
 from cocoa_engine.text_matching import declines
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
 
-_TEMPLATES = Path(__file__).with_name("invented.json")
+_TEMPLATES: Mapping[str, Any] = json.loads(Path(__file__).with_name("invented.json").read_text(encoding="utf-8"))
 
 STATED, FILLERS = 5, 2
 """The number of facts that a passage states, the others being left out, and of its sentences without a fact."""
@@ -63,17 +61,11 @@ class Passage:
     missing: tuple[Fact, ...]
 
 
-@functools.cache
-def _templates() -> Mapping[str, Any]:
-    templates: Mapping[str, Any] = json.loads(_TEMPLATES.read_text(encoding="utf-8"))
-    return templates
-
-
 def passages(seed: int = 0) -> Iterator[Passage]:
     """Invented passages without end, the same for the same seed."""
-    random, templates = Random(seed), _templates()
+    random = Random(seed)
     while True:
-        kind = random.choice(templates["kinds"])
+        kind = random.choice(_TEMPLATES["kinds"])
         subject = _subject(kind["subject"], random)
         facts = []
         for template in random.sample(kind["facts"], len(kind["facts"])):
@@ -88,24 +80,23 @@ def passages(seed: int = 0) -> Iterator[Passage]:
         stated, missing = facts[:STATED], facts[STATED:]
         opening = _capitalised(random.choice(kind["openings"]).format(subject=subject))
         sentences = [opening, *(fact.sentence for fact in stated)]
-        for filler in random.sample(templates["fillers"], FILLERS):
+        for filler in random.sample(_TEMPLATES["fillers"], FILLERS):
             sentences.insert(random.randrange(1, len(sentences) + 1), filler)
         yield Passage(" ".join(sentences), tuple(stated), tuple(missing))
 
 
 def _subject(template: str, random: Random) -> str:
     """A name from a template such as ``the {place} {house}``."""
-    templates = _templates()
-    first_name, start = random.choice(templates["given"]), random.choice(templates["starts"])
-    family = start + random.choice(templates["endings"])
-    place = start + random.choice(templates["middles"]) + random.choice(templates["ends"])
-    words = {name: random.choice(templates["words"][name]) for name in ("firm", "house")}
+    first_name, start = random.choice(_TEMPLATES["given"]), random.choice(_TEMPLATES["starts"])
+    family = start + random.choice(_TEMPLATES["endings"])
+    place = start + random.choice(_TEMPLATES["middles"]) + random.choice(_TEMPLATES["ends"])
+    words = {name: random.choice(_TEMPLATES["words"][name]) for name in ("firm", "house")}
     return template.format(person=f"{first_name} {family}", family=family, town=place, place=place, **words)
 
 
 def _value(fact: Mapping[str, Any], random: Random) -> tuple[str, ...]:
     """A value of a fact's kind (its name, or the lowest number and the end of a range), and other ways to write it."""
-    templates, kind, unit = _templates(), fact["value"], fact.get("unit")
+    kind, unit = fact["value"], fact.get("unit")
     if isinstance(kind, list):
         number = random.randrange(*kind)
         written = f"{number:,}"
@@ -113,17 +104,17 @@ def _value(fact: Mapping[str, Any], random: Random) -> tuple[str, ...]:
     if kind == "year":
         return (str(random.randrange(1702, 2019)),)
     if kind == "date":
-        day, month, year = random.randrange(1, 29), random.choice(templates["months"]), random.randrange(1780, 2019)
+        day, month, year = random.randrange(1, 29), random.choice(_TEMPLATES["months"]), random.randrange(1780, 2019)
         return (f"{day} {month} {year}", f"{month} {day} {year}")
     if kind == "count":
-        number, word = random.choice([*templates["counts"].items()])
+        number, word = random.choice([*_TEMPLATES["counts"].items()])
         return (word, number)
     if kind == "person":
-        family = random.choice(templates["starts"]) + random.choice(templates["endings"])
-        return (f"{random.choice(templates['given'])} {family}", family)
+        family = random.choice(_TEMPLATES["starts"]) + random.choice(_TEMPLATES["endings"])
+        return (f"{random.choice(_TEMPLATES['given'])} {family}", family)
     if kind == "town":
         return (_subject("{town}", random),)
-    value = random.choice(templates["words"][kind])
+    value = random.choice(_TEMPLATES["words"][kind])
     bare = value.split(" ", 1)[1] if value.startswith(("a ", "an ")) else value
     return tuple(dict.fromkeys((value, bare)))
 
@@ -274,13 +265,12 @@ def made_answers(
     """
     rows: list[tuple[Question, Mapping[str, Any]]] = []
 
-    def answers() -> Iterator[LabelledFeatures]:
-        for part in _divided(made, rounds):
-            prompts = question_prompts(engine, part)
-            rows.extend(answered(engine, part, prompts, config, answer_values, cache=cache, advance=advance))
-            yield labelled_answers(rows)
+    def measure(part: Sequence[MadeQuestion]) -> LabelledFeatures:
+        prompts = [request_prompt(engine, question.request) for question in part]
+        rows.extend(answered(engine, part, prompts, config, answer_values, cache=cache, advance=advance))
+        return labelled_answers(rows)
 
-    return until_steady(answers())
+    return until_steady(_divided(made, rounds), measure)
 
 
 def made_spans(
@@ -291,7 +281,7 @@ def made_spans(
     rounds: int = 1,
     chat: bool = False,
     seed: int = 0,
-    cache: ProfileCache | None = None,
+    cache: CacheFolder | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> LabelledFeatures:
     """The features of the spans of ``count`` texts with planted errors, fed to a model; as :func:`made_answers`.
@@ -302,13 +292,12 @@ def made_spans(
     parts = _divided(planted_errors(count, seed), rounds)
     fed = force(engine, itertools.chain.from_iterable(parts), config, chat=chat, cache=cache, advance=advance)
 
-    def spans() -> Iterator[LabelledFeatures]:
-        for part in parts:
-            of_part = itertools.islice(fed, len(part))
-            sets.append(labelled_features(of_part, config, engine.num_layers)["span"])
-            yield replace(LabelledFeatures.pooled(sets), sets=None)
+    def measure(part: Sequence[LabelledText]) -> LabelledFeatures:
+        of_part = itertools.islice(fed, len(part))
+        sets.append(labelled_features(of_part, config, engine.num_layers)["span"])
+        return replace(LabelledFeatures.pooled(sets), sets=None)
 
-    return until_steady(spans())
+    return until_steady(parts, measure)
 
 
 def _divided(made: Sequence[MadeT], rounds: int) -> list[list[MadeT]]:
@@ -318,16 +307,19 @@ def _divided(made: Sequence[MadeT], rounds: int) -> list[list[MadeT]]:
     return [part for part in parts if part]
 
 
-def until_steady(rounds: Iterable[LabelledFeatures]) -> LabelledFeatures:
-    """The items of as many rounds as it takes, each with those before it: at the latest of the last one.
+def until_steady(
+    parts: Sequence[Sequence[MadeT]], measure: Callable[[Sequence[MadeT]], LabelledFeatures]
+) -> LabelledFeatures:
+    """The items of as many parts as it takes. ``measure`` measures one, and returns its items with those before.
 
     They are enough when there are prompts for a cross-validation in both classes, and the AUROC of its risks differs by
-    at most :data:`STEADY` from that of the round before.
+    at most :data:`STEADY` from that of the part before. After the last part, the AUROC decides nothing.
     """
     before = math.nan
-    for items in rounds:
+    for part in parts[:-1]:
+        items = measure(part)
         auroc = auroc_left_out(items)
         if abs(auroc - before) <= STEADY:
-            break
+            return items
         before = auroc
-    return items
+    return measure(parts[-1])

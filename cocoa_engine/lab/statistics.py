@@ -21,15 +21,14 @@ def reached(risks: ArrayLike, labels: ArrayLike, threshold: float) -> tuple[floa
 
 def for_precision(risks: ArrayLike, labels: ArrayLike, target: float) -> float:
     """The lowest threshold whose precision reaches the target on these spans, without a guarantee for other spans."""
-    values, hallucinated = np.asarray(risks, dtype=np.float64), np.asarray(labels, dtype=np.float64)
-    _hallucinated(values, hallucinated)
-    thresholds, of_span = np.unique(values, return_inverse=True)
-    hits = np.bincount(of_span, hallucinated)[::-1].cumsum()[::-1]  # hallucinated spans flagged by each threshold
-    precision = hits / np.bincount(of_span)[::-1].cumsum()[::-1]
-    enough = np.flatnonzero(precision >= target)
-    if not len(enough):
+    from sklearn.metrics import precision_recall_curve
+
+    _hallucinated(risks, labels)
+    precision, _, thresholds = precision_recall_curve(labels, risks)
+    precision = precision[:-1]  # the last one has no threshold
+    if precision.max() < target:
         raise CalibrationError(f"no threshold reaches a precision of {target:g}; the highest is {precision.max():.3f}.")
-    return float(thresholds[enough[0]])
+    return float(thresholds[precision >= target][0])
 
 
 def for_recall(risks: ArrayLike, labels: ArrayLike, target: float) -> float:
@@ -131,17 +130,6 @@ def expected_calibration_error(curve: list[ReliabilityBin]) -> float:
     """ECE: the sum over bins of (items of the bin / all items) * abs(mean risk - share hallucinated)."""
     total = sum(part.items for part in curve)
     return sum(part.items * abs(part.mean_risk - part.share_hallucinated) for part in curve) / total
-
-
-def ece_if_exact(risks: ArrayLike, *, draws: int = 1000, seed: int = 0) -> float:
-    """The mean ECE that these risks would have if each were exactly the probability of a hallucination.
-
-    It is above 0, because the share of a bin with few items is rarely its probability. An ECE near it does not show
-    that the risks are wrong. The labels are drawn ``draws`` times.
-    """
-    values = np.asarray(risks, dtype=np.float64)
-    drawn = np.random.default_rng(seed).random((draws, len(values))) < values
-    return float(np.mean([expected_calibration_error(reliability(values, labels)) for labels in drawn]))
 
 
 Floats = NDArray[np.float64]

@@ -12,8 +12,8 @@ from pydantic import BeforeValidator, FiniteFloat
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ChatTemplateError, ConfigError, DataError
 from cocoa_engine.lab.cache import AnswerCache, answered
+from cocoa_engine.lab.data import Question
 from cocoa_engine.lab.files import RowModel, parsed, read_json_lines, read_text
-from cocoa_engine.lab.records import Question
 from cocoa_engine.model.prompts import Prompt, chat_of
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.policy import reaches

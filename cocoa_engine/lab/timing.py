@@ -78,16 +78,6 @@ def measured_rounds(
         yield {name: seconds[name] / units[name] for name in competitors}
 
 
-def interleave(
-    competitors: Mapping[str, Callable[[Case], Turn]],
-    rounds: Iterable[Sequence[Case]],
-    after_turn: Callable[[], None] = lambda: None,
-) -> dict[str, list[float]]:
-    """The seconds per unit of each competitor, one value per round; see :func:`measured_rounds`."""
-    seconds = list(measured_rounds(competitors, rounds, after_turn))
-    return {name: [of_round[name] for of_round in seconds] for name in competitors}
-
-
 def ratio(values: Sequence[float], base: Sequence[float]) -> Spread:
     """The ratio of one competitor to another, round by round."""
     return Spread.of([value / other for value, other in zip(values, base, strict=True)])

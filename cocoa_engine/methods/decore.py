@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cocoa_engine import equations
 from cocoa_engine.errors import ConfigError, UnsupportedModelError
 from cocoa_engine.methods.base import ContrastingMethod
-from cocoa_engine.methods.retrieval_heads import heads_of_model, heads_per_layer
+from cocoa_engine.methods.retrieval_heads import heads_of_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ class Decore(ContrastingMethod):
     name = "decore"
 
     def masked_heads(self, config: CocoaConfig, model: LanguageModel) -> tuple[tuple[int, int], ...]:
-        if not heads_per_layer(model):
+        if not model.num_heads:
             raise UnsupportedModelError(f"{model.architecture} has no attention heads for DeCoRe to mask.")
         heads = heads_of_model(config.decore_heads, model)
         if heads is None:

@@ -141,13 +141,6 @@ WHOLE_PROMPT = ("full_attention", "hybrid")
 """The kinds of layers, in transformers' ``layer_types``, that attend to the whole prompt."""
 
 
-def heads_per_layer(model: LanguageModel) -> int:
-    """The number of attention heads of each layer; 0 if the model has none, or another number in each layer."""
-    from cocoa_engine.model.configs import attention_heads  # imports torch
-
-    return attention_heads(model.config) or 0
-
-
 def spread_heads_of(model: LanguageModel) -> RetrievalHeads | None:
     """Heads that stand in for retrieval heads that were not searched for: 20 heads, evenly spread over the layers from
     L/2 to 5L/6, where retrieval heads of language models usually are.
@@ -158,7 +151,7 @@ def spread_heads_of(model: LanguageModel) -> RetrievalHeads | None:
     On the embedded model they separate hallucinated spans about as well as the heads that were found; other models were
     not measured.
     """
-    num_layers, num_heads = model.num_layers, heads_per_layer(model)
+    num_layers, num_heads = model.num_layers, model.num_heads or 0
     kinds = list(getattr(model.config, "layer_types", None) or WHOLE_PROMPT[:1] * num_layers)
     attending = [layer for layer, kind in enumerate(kinds) if kind in WHOLE_PROMPT]
     if not num_heads or not attending:
@@ -218,7 +211,7 @@ def heads_of_model(path: str | None, model: LanguageModel) -> RetrievalHeads | N
     Raises:
         ConfigError: the file cannot be read, is not a file of heads, or is for other numbers of layers or heads.
     """
-    shape = model.num_layers, heads_per_layer(model)
+    shape = model.num_layers, model.num_heads or 0
     if path is None:
         candidates = (_kept(model), _read(_EMBEDDED, 0))
         return next((heads for heads in candidates if heads and (heads.num_layers, heads.num_heads) == shape), None)

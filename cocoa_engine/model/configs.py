@@ -71,15 +71,6 @@ def text_part(config: PreTrainedConfig) -> PreTrainedConfig:
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
-def attention_heads(config: PreTrainedConfig) -> int | None:
-    """The number of attention heads of each layer; `None` if the config has none, or another number in each layer."""
-    try:
-        count = getattr(config, "num_attention_heads", None)
-    except Exception:  # transformers refuses to read a field that differs between layers
-        return None
-    return count if isinstance(count, int) else None
-
-
 WINDOW_FIELDS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 

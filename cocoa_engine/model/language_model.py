@@ -115,6 +115,15 @@ class LanguageModel:
         """The maximum number of tokens in a sequence; `None` if the model's config does not state it."""
         return context_window_of(self.config)
 
+    @property
+    def num_heads(self) -> int | None:
+        """The number of attention heads of each layer; `None` if the model has none, or another number in each."""
+        try:
+            count = getattr(self.config, "num_attention_heads", None)
+        except Exception:  # transformers refuses to read a field that differs between layers
+            return None
+        return count if isinstance(count, int) else None
+
     @functools.cached_property
     def _device_mesh(self) -> Any:
         return next((part.device_mesh for part in self.model.parameters() if hasattr(part, "device_mesh")), None)

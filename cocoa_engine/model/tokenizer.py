@@ -7,6 +7,7 @@ import copy
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.errors import ChatTemplateError, PromptError, UnsupportedModelError, short_repr
@@ -296,6 +297,21 @@ class Detokenizer:
             length = min(length, len(self.text) - next(sizes, 0))
         return length
 
+    def final_ranges(self, ends: Sequence[int], first: int, *, finished: bool) -> list[tuple[int, int, str]]:
+        """``(start, end, text)`` of the spans from number ``first`` on whose text is final.
+
+        A span whose end could be the beginning of a stop text is held back, so that no text has to be withdrawn.
+        ``ends`` are where the whole characters of all spans end.
+        """
+        cut = len(self.text) if finished and self.stop_at is None else self.safe_length()
+        ranges = []
+        for before, at in pairwise([0, *ends][first:]):
+            if not finished and at > cut:
+                break
+            start, end = min(before, cut), min(at, cut)
+            ranges.append((start, end, self.text[start:end]))
+        return ranges
+
     def _complete(self, text: str) -> str:
         """The text of the window without a character whose last bytes are still to come."""
         if not text.endswith(REPLACEMENT):
@@ -319,25 +335,3 @@ def decoded(tokens: Tokens, token_ids: Sequence[int]) -> str:
     for token_id in token_ids:
         track.push(token_id)
     return track.text
-
-
-class SpanTexts:
-    """Returns the text and offsets of each span as soon as they are final.
-
-    A span whose end could be the beginning of a stop text is held back, so that no text has to be withdrawn.
-    """
-
-    def __init__(self) -> None:
-        self._shown = 0
-
-    def ready(self, track: Detokenizer, ends: Sequence[int], finished: bool) -> list[tuple[int, int, str]]:
-        """``(start, end, text)`` of new spans whose text is final. ``ends`` are where their whole characters end."""
-        text = track.text
-        cut = len(text) if finished and track.stop_at is None else track.safe_length()
-        spans = []
-        while self._shown < len(ends) and (finished or ends[self._shown] <= cut):
-            start = min(ends[self._shown - 1] if self._shown else 0, cut)
-            end = min(ends[self._shown], cut)
-            spans.append((start, end, text[start:end]))
-            self._shown += 1
-        return spans

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from cocoa_engine.errors import safe_logger
 from cocoa_engine.files import cache_directory, keep_newest, read_note, write_note
 from cocoa_engine.model.blocks import BlockTensor
-from cocoa_engine.model.configs import attention_heads
 from cocoa_engine.model.language_model import LanguageModel
 
 logger = safe_logger(__name__)
@@ -82,8 +81,7 @@ def model_digest(model: LanguageModel) -> str:
         held = model.model
         if held in _digests:
             return _digests[held]
-        config = model.config
-        shape = (model.num_layers, attention_heads(config), model.vocab_size)
+        shape = (model.num_layers, model.num_heads, model.vocab_size)
         digest = hashlib.sha256(repr((model.architecture, shape)).encode())
         with torch.no_grad():
             for name, weight in sorted(held.named_parameters()):

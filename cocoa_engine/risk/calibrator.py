@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -21,12 +21,14 @@ from cocoa_engine.risk.features import (
     PROBE_FEATURE,
     SOURCE_FEATURES,
     SPAN_FEATURES,
-    AnswerStatistics,
     answer_features,
     span_features,
 )
 from cocoa_engine.risk.fitted import FittedRisk, Part, Probe, threshold_of
 from cocoa_engine.spans import Span
+
+if TYPE_CHECKING:  # of a layer above
+    from cocoa_engine.results import Generation
 
 
 class Settings(Part):
@@ -50,8 +52,6 @@ class Settings(Part):
         layers = config.middle_layers or middle_layers(num_layers)
         return cls(**values, middle_layers=layers, branches=METHODS[config.method].branches)
 
-
-AnswerT = TypeVar("AnswerT", bound=AnswerStatistics)
 
 EMBEDDED = Path(__file__).parent / "embedded.json"
 """The embedded model's calibrator. The file and docs/explanation/signal.md describe its data and validation."""
@@ -179,7 +179,7 @@ class RiskCalibrator(SettingsModel, Part):
         fitted, features = self._of_span(span)
         return fitted(features)
 
-    def answer_risk(self, generation: AnswerStatistics) -> float:
+    def answer_risk(self, generation: Generation) -> float:
         """The risk of an answer, in [0, 1]: the estimated probability that it is wrong as a whole.
 
         Raises:
@@ -188,7 +188,7 @@ class RiskCalibrator(SettingsModel, Part):
         fitted, features = self._of_answer(generation)
         return fitted(features)
 
-    def rated(self, generation: AnswerT) -> AnswerT:
+    def rated(self, generation: Generation) -> Generation:
         """The answer with ``answer_risk``, if the calibrator has a risk of answers, and with ``out_of_domain``."""
         if not generation.spans:
             return generation
@@ -206,16 +206,6 @@ class RiskCalibrator(SettingsModel, Part):
             }
         return generation.model_copy(update=update)
 
-    def for_answer(self, generation: AnswerStatistics) -> FittedRisk:
-        """The fitted risk that applies to an answer, by whether its prompt holds a passage.
-
-        Raises:
-            CalibrationError: the calibrator has no risk of answers.
-        """
-        if self.answer is None:
-            raise CalibrationError("this calibrator was fitted on spans: it has no risk of an answer as a whole.")
-        return self.closed_book if self.closed_book is not None and generation.closed_book else self.answer
-
     def is_out_of_domain(self, span: Span) -> bool:
         """Whether a span is unlike those that the calibrator was fitted on, so that its risk may be meaningless.
 
@@ -225,28 +215,16 @@ class RiskCalibrator(SettingsModel, Part):
         fitted, features = self._of_span(span)
         return fitted.is_out_of_domain(features)
 
-    def flags(self, span: Span) -> bool:
-        """Whether a span's risk reaches the threshold.
-
-        Raises:
-            CalibrationError: no threshold was chosen, or the calibrator has no risk of spans.
-        """
-        fitted, features = self._of_span(span)
-        return fitted.flags(features)
-
-    def flags_answer(self, generation: AnswerStatistics) -> bool:
-        """Whether an answer's risk reaches the threshold; raises as :meth:`flags` does."""
-        fitted, features = self._of_answer(generation)
-        return fitted.flags(features)
-
     def _of_span(self, span: Span) -> tuple[FittedRisk, list[float]]:
         if self.span is None:
             raise CalibrationError("this calibrator was fitted on whole answers: it has no risk of a span.")
         values = dict(zip(SPAN_FEATURES, span_features(span), strict=True))
         return self.span, [values[name] for name in self.span.features]
 
-    def _of_answer(self, generation: AnswerStatistics) -> tuple[FittedRisk, list[float]]:
-        fitted = self.for_answer(generation)
+    def _of_answer(self, generation: Generation) -> tuple[FittedRisk, list[float]]:
+        if self.answer is None:
+            raise CalibrationError("this calibrator was fitted on spans: it has no risk of an answer as a whole.")
+        fitted = self.closed_book if self.closed_book is not None and generation.closed_book else self.answer
         values = dict(zip(ANSWER_FEATURES, answer_features(generation), strict=True))
         return fitted, [values[name] for name in fitted.features]
 

@@ -271,12 +271,6 @@ class FittedRisk(Part):
             scaled.append((min(max(value, -LARGEST), LARGEST) - mean) / scale)
         return scaled
 
-    def flags(self, features: Sequence[float]) -> bool:
-        """Whether the risk reaches the threshold; a CalibrationError if none was chosen."""
-        if self.threshold is None:
-            raise CalibrationError("this calibrator has no threshold; choose one when you fit it.")
-        return not self(features) < self.threshold.value
-
 
 def threshold_of(fitted: FittedRisk) -> float:
     """The threshold that was chosen with the fit; otherwise 0.5, from which an error is more likely than not."""

@@ -2,10 +2,9 @@
 
 import copy
 import warnings
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import improbability
@@ -19,16 +18,18 @@ from cocoa_engine.methods.retrieval_heads import (
     heads_of_model,
     source_heads,
 )
-from cocoa_engine.model.configs import attention_heads
 from cocoa_engine.model.language_model import dtype_name
-from cocoa_engine.risk.calibrator import AnswerT, CalibrationWarning, RiskCalibrator, embedded_calibrator
+from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, embedded_calibrator
 from cocoa_engine.risk.fitted import threshold_of
 from cocoa_engine.spans import RiskSource, Span
+
+if TYPE_CHECKING:  # of a layer above
+    from cocoa_engine.results import Generation
 
 ANSWER_THRESHOLD = 0.9
 """The rank among right answers from which an answer is too risky: a tenth of right answers like these reach it."""
 
-GENERAL = Path(__file__).parent / "right_answers.json"
+GENERAL = RightAnswers.model_validate_json((Path(__file__).parent / "right_answers.json").read_bytes())
 """The right answers of the models that were measured, for models whose own were not (`cocoa heads` measures them)."""
 
 RANK_THRESHOLD = 0.95
@@ -63,7 +64,7 @@ class RiskMeasure:
     heads: RetrievalHeads | None = None
     otherwise: RiskSource | None = None
     spread: bool = False
-    right_answers: RightAnswers = field(default_factory=lambda: right_answers_of(None))
+    right_answers: RightAnswers = GENERAL
     ranks: bool = False
 
     def __call__(self, span: Span) -> RiskOfSpan:
@@ -85,7 +86,7 @@ class RiskMeasure:
             return self.right_answers.span_threshold
         return RANK_THRESHOLD if source == "source_attention" else None
 
-    def rated(self, generation: AnswerT) -> AnswerT:
+    def rated(self, generation: "Generation") -> "Generation":
         """The answer with its risk as a whole: the calibrator's, or its rank among right answers."""
         if self.calibrator is not None:
             generation = self.calibrator.rated(generation)
@@ -112,14 +113,9 @@ class RiskMeasure:
         return span.f_mlds if source == "f_mlds" else span.con_mlds
 
 
-@lru_cache(maxsize=1)
-def _general() -> RightAnswers:
-    return RightAnswers.model_validate_json(GENERAL.read_bytes())
-
-
 def right_answers_of(heads: RetrievalHeads | None) -> RightAnswers:
     """A model's own right answers, measured with its heads, or else those of the measured models."""
-    return (heads.right_answers if heads is not None else None) or _general()
+    return (heads.right_answers if heads is not None else None) or GENERAL
 
 
 def token_risk(token_log_probs: list[float]) -> float:
@@ -260,7 +256,7 @@ class RiskPolicy:
     def _obstacle(self, calibrator: RiskCalibrator) -> str | None:
         """Why the calibrator cannot be used with this model; `None` if it can."""
         model, probe = self._session.model, calibrator.probe
-        layers, heads = model.num_layers, attention_heads(model.config) or 0
+        layers, heads = model.num_layers, model.num_heads or 0
         width = getattr(model.config, "hidden_size", None) or 0
         name, dtype = self._session.model_name, dtype_name(model)
         if any(layer >= layers or head >= heads for layer, head in calibrator.heads or ()):

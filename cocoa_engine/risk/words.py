@@ -2,10 +2,11 @@
 
 import itertools
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+import regex
 
 
 class Range(NamedTuple):
@@ -26,9 +27,16 @@ _AFTER_ADDRESS = ".,;:!?)]}'\"*_"
 _UNSPACED = re.compile(
     r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+"
 )
-_BETWEEN_ALL = frozenset("'’ʼ-‐‑_&@·\u200c\u200d\u00ad")
-_BETWEEN_DIGITS = frozenset(".,:/–")
-_AFTER_DIGITS = frozenset("%‰°")
+_DIGIT, _LETTER = r"[\p{nt=De}\p{nt=Di}]", r"[\p{L}\p{M}\p{nt=De}\p{nt=Di}\p{nt=Nu}]"
+_WORD = regex.compile(
+    rf"""\p{{L}}[+\#]+  # C++, C#, F#
+    | (?:(?:(?<!\S)[-−+])?\p{{Sc}}?(?={_DIGIT}))?  # the sign and the currency of a number
+    {_LETTER}(?:{_LETTER} | (?:['’ʼ\-‐‑_&@·\u200c\u200d\u00ad] | (?<={_DIGIT})[.,:/–](?={_DIGIT})
+        # U.S., e.g., file.py, but not the end of a sentence that lacks a space
+        | (?<=\p{{Uppercase}})\. | (?<!\p{{M}})\.(?=\p{{Lowercase}}|{_DIGIT}))(?={_LETTER}))*
+    (?:(?<={_DIGIT})[%‰°\p{{Sc}}])?""",
+    regex.VERBOSE,
+)
 
 
 def word_ranges(text: str, cuts: Iterable[int] = ()) -> list[Range]:
@@ -52,53 +60,8 @@ def word_ranges(text: str, cuts: Iterable[int] = ()) -> list[Range]:
 
 def _words(text: str, begin: int, end: int, cuts: list[int]) -> list[Range]:
     """The words of a part of a text that has no address."""
-    ranges: list[Range] = []
-    at = begin
-    while at < end:
-        if not _is_letter(text[at]):
-            at += 1
-            continue
-        stop = at + 1
-        while stop < end and (_is_letter(text[stop]) or _joins(text, stop, end)):
-            stop += 1
-        start, after = _with_signs(text, at, stop, begin, end)
-        ranges += _pieces(text, start, after, cuts)
-        at = after
-    return ranges
-
-
-def _is_letter(character: str) -> bool:
-    """Whether a character belongs to words: a letter, a digit, or a mark of one."""
-    return character.isalnum() or unicodedata.category(character)[0] == "M"
-
-
-def _joins(text: str, at: int, end: int) -> bool:
-    """Whether a character that is no letter is inside a word."""
-    if at + 1 >= end or not _is_letter(text[at + 1]):
-        return False
-    before, after = text[at - 1], text[at + 1]
-    if text[at] in _BETWEEN_ALL:
-        return _is_letter(before)
-    if text[at] in _BETWEEN_DIGITS and before.isdigit() and after.isdigit():
-        return True
-    # U.S., e.g., file.py, but not the end of a sentence that lacks a space
-    return text[at] == "." and before.isalnum() and (before.isupper() or after.islower() or after.isdigit())
-
-
-def _with_signs(text: str, start: int, stop: int, begin: int, end: int) -> tuple[int, int]:
-    """A word with its currency, sign or per cent."""
-    if text[start].isdigit():
-        if start > begin and unicodedata.category(text[start - 1]) == "Sc":
-            start -= 1
-        if start > begin and text[start - 1] in "-−+" and (start - 1 == begin or text[start - 2].isspace()):
-            start -= 1
-    signs = text[stop : min(stop + 1, end)] if text[stop - 1].isdigit() else ""
-    if signs and (signs in _AFTER_DIGITS or unicodedata.category(signs) == "Sc"):
-        stop += 1
-    if text[start:stop].isalpha() and stop - start == 1:  # C++, C#, F#
-        while stop < end and text[stop] in "+#":
-            stop += 1
-    return start, stop
+    words = (word.span() for word in _WORD.finditer(text, begin, end))
+    return [piece for start, after in words for piece in _pieces(text, start, after, cuts)]
 
 
 def _pieces(text: str, start: int, end: int, cuts: list[int]) -> list[Range]:

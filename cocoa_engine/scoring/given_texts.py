@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cocoa_engine.arguments import given_or_new
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import (
     NOT_PLACED,
@@ -193,25 +192,6 @@ def _spans(rows: Sequence[list[TokenRow]], pooled: Tensor, config: CocoaConfig, 
 def score(
     session: Session,
     prompt: prompts.Prompt,
-    text: str | Sequence[int] | prompts.Texts,
-    config: CocoaConfig,
-    risk: RiskPolicy,
-    source: prompts.Source | None = None,
-    divide: bool = False,
-    cancellation: Cancellation | None = None,
-) -> Generation | list[Generation]:
-    """Score a text, or each of several texts; see :meth:`CocoaEngine.score`."""
-    cancellation = given_or_new(cancellation, Cancellation, "cancellation")
-    texts = list(text) if prompts.is_many(text) else [text]
-    scored = cancellation.run(
-        _scored, session, prompt, texts, prompts.is_many(text), config, risk, source, divide, cancellation
-    )
-    return scored if prompts.is_many(text) else scored[0]
-
-
-def _scored(
-    session: Session,
-    prompt: prompts.Prompt,
     texts: Sequence[object],
     many: bool,
     config: CocoaConfig,
@@ -220,6 +200,7 @@ def _scored(
     divide: bool,
     cancellation: Cancellation,
 ) -> list[Generation]:
+    """Score texts, of which messages name one by its index if there may be ``many``; see :meth:`CocoaEngine.score`."""
     model, method = session.model, METHODS[config.method]
     if divide and method.needs_own_passes:
         raise ConfigError(

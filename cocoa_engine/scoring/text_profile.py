@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,9 +22,12 @@ from cocoa_engine.model.prompts import Prompt, prompt_ids, text_ids
 from cocoa_engine.scoring.given_texts import TokenRow, require_finite, token_rows
 from cocoa_engine.scoring.text_tree import Step, fed
 
+Range = tuple[int, int]
+"""The numbers of the first token of a span and of the one after its last."""
+
 
 @dataclass(frozen=True)
-class TokenProfile(ABC):
+class TokenProfile:
     """The statistics of a text of t tokens. Lists have one value per token, as in :class:`~cocoa_engine.spans.Span`.
 
     Attributes:
@@ -36,6 +37,9 @@ class TokenProfile(ABC):
         gaps: log p of the most probable token minus that of the text's token, in nats; 0 if they are the same.
         text: the decoded tokens. Some tokenizers drop the first space.
         ends: the length of the text, in complete characters, after each token.
+        ranges: the whole text and its spans, with the place of each in ``of_spans`` and ``states``.
+        of_tokens, of_spans: the disagreements of each token as a span of its own, and of each mean-pooled span.
+        states: the mean state of each span at one layer, ``[spans, d]``; `None` if no layer was asked for.
     """
 
     prompt: list[int]
@@ -50,43 +54,24 @@ class TokenProfile(ABC):
     text: str
     ends: list[int]
     source_attention: list[float]
+    ranges: dict[Range, int]
+    of_tokens: LayerProfile
+    of_spans: LayerProfile
+    states: Tensor | None
 
-    @property
-    @abstractmethod
-    def tokens(self) -> LayerProfile:
-        """The disagreements of each token as a span of its own."""
-
-    @abstractmethod
     def span(self, start: int, end: int) -> LayerProfile:
-        """The disagreements of the tokens ``start`` to ``end`` (exclusive) as one mean-pooled span."""
-
-    @abstractmethod
-    def mean_state(self, layer: int, start: int, end: int) -> Tensor:
-        """The mean state of the tokens ``start`` to ``end`` (exclusive) at a layer, ``[d]``."""
+        """The disagreements of one of the ``ranges``."""
+        at = self.ranges[start, end]
+        return LayerProfile(*(values[:, at : at + 1].contiguous() for values in self.of_spans.arrays))
 
 
-@dataclass(frozen=True)
-class TextProfile(TokenProfile):
-    """The statistics of a text of t tokens, and its hidden states.
+def span_ranges(competing: Sequence[int], gaps: Sequence[float]) -> list[Range]:
+    """The spans of a text, by values of its :class:`TokenProfile`. Together they cover it.
 
-    Attributes:
-        states: ``[L + 1, t, d]`` float32, on the CPU. Layer 0 is the embedding; layer L is before the final norm.
-        normed: ``[t, d]`` float32, on the CPU: layer L after the final norm.
+    A span begins where several tokens compete, and before a token that is not the most probable one.
     """
-
-    states: Tensor
-    normed: Tensor
-
-    @cached_property
-    def tokens(self) -> LayerProfile:
-        return LayerProfile.of(self.states, self.normed)
-
-    def span(self, start: int, end: int) -> LayerProfile:
-        states, normed = self.states[:, start:end], self.normed[start:end]
-        return LayerProfile.of(mean_pooled(states)[:, None], mean_pooled(normed)[None])
-
-    def mean_state(self, layer: int, start: int, end: int) -> Tensor:
-        return mean_pooled(self.states[layer, start:end])
+    cuts = [at for at in range(len(gaps)) if competing[at] > 1 or gaps[at] > 0 or at == 0]
+    return list(zip(cuts, [*cuts[1:], len(gaps)], strict=True))
 
 
 @dataclass(frozen=True)
@@ -128,19 +113,31 @@ class LayerProfile:
 
 
 class Profiler:
-    """Feeds texts to a model and measures a :class:`TextProfile` of each.
+    """Feeds texts to a model and measures a :class:`TokenProfile` of each.
 
     Args:
         config: the settings; ``gamma`` and ``max_candidates`` define which tokens compete.
         heads: the heads whose source attention is measured, for a calibrator; see :func:`.source_heads`.
+        layer: the layer whose mean states are kept, for a probe.
     """
 
-    def __init__(self, session: Session, config: CocoaConfig, heads: Sequence[tuple[int, int]] | None = None) -> None:
-        self._session, self._config, self._heads = session, config, heads
+    def __init__(
+        self,
+        session: Session,
+        config: CocoaConfig,
+        heads: Sequence[tuple[int, int]] | None = None,
+        layer: int | None = None,
+    ) -> None:
+        self._session, self._config, self._heads, self._layer = session, config, heads, layer
         self._norm = _final_norm(session.model)
 
-    def __call__(self, prompt: Prompt, texts: Sequence[str | Sequence[int]]) -> list[TextProfile]:
-        """Profile texts after one prompt, which is prefilled once, each as text or token ids."""
+    def __call__(
+        self, prompt: Prompt, texts: Sequence[str | Sequence[int]], spans: Sequence[Sequence[Range]] = ()
+    ) -> list[TokenProfile]:
+        """Profile texts after one prompt, which is prefilled once, each as text or token ids.
+
+        ``spans`` are those of each text; by default they are its :func:`span_ranges`.
+        """
         model, tokens = self._session.model, self._session.tokens
         before = prompt_ids(model, tokens, prompt)
         ids = [text_ids(model, tokens, prompt, before, text)[0] for text in texts]
@@ -160,12 +157,24 @@ class Profiler:
                     states[number].append(hidden[:, own])
         require_finite(rows, "a text")
         profiles = []
-        for token_ids, of_text, competed, parts in zip(ids, rows, competition, states, strict=True):
+        for number, (token_ids, of_text, competed, parts) in enumerate(
+            zip(ids, rows, competition, states, strict=True)
+        ):
             _, log_probs, entropies, margins, source, _, _ = map(list, zip(*of_text, strict=True))
             counts, spreads, gaps = map(list, zip(*competed, strict=True))
             text, ends = token_ends(tokens, token_ids)
-            of_layers = torch.cat(parts, dim=1)
-            profile = TextProfile(
+            of_layers = torch.cat(parts, dim=1)  # [L + 1, t, d]; layer L is before the final norm
+            normed = _normed(self._norm, of_layers[-1])
+            of_text_spans = spans[number] if spans else span_ranges(counts, gaps)
+            ranges = list(dict.fromkeys([(0, len(token_ids)), *of_text_spans]))
+            of_spans = [
+                LayerProfile.of(
+                    mean_pooled(of_layers[:, start:end])[:, None], mean_pooled(normed[start:end])[None]
+                ).arrays
+                for start, end in ranges
+            ]
+            of_layer = None if self._layer is None else of_layers[self._layer]
+            profile = TokenProfile(
                 prompt=before,
                 token_ids=token_ids,
                 log_probs=log_probs,
@@ -177,9 +186,13 @@ class Profiler:
                 copied=AnswerHistory(before).extend(token_ids, log_probs, entropies)[0],
                 text=text,
                 ends=ends,
-                states=of_layers,
-                normed=_normed(self._norm, of_layers[-1]),
                 source_attention=[mass for mass in source if mass is not None],
+                ranges={of_span: at for at, of_span in enumerate(ranges)},
+                of_tokens=LayerProfile.of(of_layers, normed),
+                of_spans=LayerProfile(*(torch.cat(same, dim=1) for same in zip(*of_spans, strict=True))),
+                states=None
+                if of_layer is None
+                else torch.stack([mean_pooled(of_layer[start:end]) for start, end in ranges]),
             )
             profiles.append(profile)
         return profiles

@@ -35,7 +35,7 @@ from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, _tokenizer_digest
 from cocoa_engine.lab.data import read_labelled
-from cocoa_engine.lab.measured import KeptProfile, ProfileCache, force, labelled_features
+from cocoa_engine.lab.measured import force, labelled_features, probe_layer
 from cocoa_engine.scoring.text_profile import Profiler
 from tests.helpers.alike import near
 from tests.helpers.cocoa import Cocoa, successful
@@ -139,26 +139,33 @@ def test_an_interrupted_command_continues(commands: Commands, tmp_path: Path, na
 
 
 def test_kept_answers_have_the_features_of_fed_ones(
-    block_engine: CocoaEngine, data: dict[str, Path], tmp_path: Path
+    block_engine: CocoaEngine, data: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the real model, with the heads and the features of its calibrator."""
+    """On the real model, with the heads, the features and the states of its calibrator."""
     config = block_engine.config
     records = read_labelled(data["texts"])[:3]
-    cache = ProfileCache(CacheFolder(tmp_path), block_engine, config, chat=False)
-    fed, kept = [list(force(block_engine, records, config, cache=cache)) for _ in range(2)]
-    assert not any(isinstance(answer.profile, KeptProfile) for answer in fed)
-    assert all(isinstance(answer.profile, KeptProfile) for answer in kept)
+    folder, layer = CacheFolder(tmp_path), probe_layer(block_engine.num_layers)
+    fed = list(force(block_engine, records, config, layer=layer, cache=folder))
+    with monkeypatch.context() as patch:
+        patch.setattr(Profiler, "__call__", None)
+        kept = list(force(block_engine, records, config, layer=layer, cache=folder))
     measured, again = (labelled_features(answers, config, block_engine.num_layers) for answers in (fed, kept))
     for level, items in measured.items():
         assert items.features.tolist() == again[level].features.tolist()
     assert measured["span"].labels.any()
+    assert measured["span"].states.tolist() == again["span"].states.tolist()
 
 
 def test_other_conditions_have_other_files(tiny: CocoaEngine, tmp_path: Path) -> None:
     config = tiny.config
 
-    def file(engine: CocoaEngine = tiny, config: CocoaConfig = config, **options: Any) -> Path:
-        return ProfileCache(CacheFolder(tmp_path), engine, config, **{"chat": False, **options}).file
+    numbers = itertools.count()
+
+    def file(engine: CocoaEngine = tiny, config: CocoaConfig = config, **options: Any) -> str:
+        folder = CacheFolder(tmp_path / f"{next(numbers)}")
+        assert list(force(engine, [], config, cache=folder, **options)) == []
+        (made,) = folder.path.iterdir()
+        return made.name
 
     other_template = tiny_tokenizer()
     other_template.chat_template = "{{ messages[0].content }}"
@@ -364,10 +371,10 @@ def test_a_damaged_line_is_refused_or_measured_again_with_all_after_it(tiny: Coc
     with pytest.raises(ConfigError, match="did not write"):
         opened(tiny, tmp_path, required=True)
     _, again = opened(tiny, tmp_path, required=False)
-    measured: list[str] = []
-    for name in names:
-        assert again.get_or_measure(name, lambda name=name: measured.append(name) or {"value": name}) == {"value": name}
-    assert measured == ["two", "three"]
+    missing = [name for name in names if again.get(name) is None]
+    assert missing == ["two", "three"]
+    for name in missing:
+        again.add(name, {"value": name})
     _, mended = opened(tiny, tmp_path, required=True)
     assert [mended.get(name) for name in names] == [{"value": name} for name in names]
 

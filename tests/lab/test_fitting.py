@@ -1,11 +1,11 @@
 """Fitting and applying a calibrator, also on what a model makes itself of invented passages."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import chain, groupby, islice
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from cocoa_engine.lab.self_made import (
     planted_errors,
     until_steady,
 )
-from cocoa_engine.lab.statistics import brier, ece_if_exact, expected_calibration_error, reliability
+from cocoa_engine.lab.statistics import brier, expected_calibration_error, reliability
 from cocoa_engine.methods import retrieval_heads
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model, source_heads, spread_heads_of
 from cocoa_engine.risk.features import SPAN_FEATURES, answer_features
@@ -280,6 +280,7 @@ def test_items_of_two_data_sets_are_not_ranked_against_each_other() -> None:
 
 def test_exact_risks_of_few_items_have_an_ece() -> None:
     """Of 20 items in a bin with probability 1/2, the share is off by 2 E|k - 10| / 40 = 0.088 on average."""
+    ece_if_exact = run_path(str(Path(__file__).parents[2] / "docs/how-to/trials/short_answers.py"))["ece_if_exact"]
     assert ece_if_exact(np.linspace(0.499, 0.501, 200)) == pytest.approx(0.088, abs=0.003)
     assert ece_if_exact(np.linspace(0.499, 0.501, 20_000), draws=50) == pytest.approx(0.009, abs=0.002)
     assert ece_if_exact([0.0] * 100 + [1.0] * 100) == 0
@@ -430,22 +431,29 @@ def ranked_items(prompts: int, shift: float, seed: int = 0) -> LabelledFeatures:
         ((18,), 0.5, 1),
     ],
 )
-def test_rounds_end_when_the_auroc_is_steady(sizes: tuple[int, ...], shift: float, read: int) -> None:
-    rounds = [ranked_items(size, shift) for size in sizes]
+def test_rounds_end_when_the_auroc_is_steady(
+    sizes: tuple[int, ...], shift: float, read: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[LabelledFeatures] = []
+    ranked: list[LabelledFeatures] = []
 
-    def take() -> Iterator[LabelledFeatures]:
-        for items in rounds:
-            taken.append(items)
-            yield items
+    def take(size: int) -> LabelledFeatures:
+        taken.append(ranked_items(size, shift))
+        return taken[-1]
 
-    assert until_steady(take()) is taken[-1]
+    def rank(items: LabelledFeatures) -> float:
+        ranked.append(items)
+        return lab_fit.auroc_left_out(items)
+
+    monkeypatch.setattr(self_made, "auroc_left_out", rank)
+    assert until_steady(sizes, take) is taken[-1]
     assert len(taken) == read
+    assert len(ranked) == min(read, len(sizes) - 1), "the last round is not ranked"
 
 
 def test_rounds_go_on_while_the_auroc_changes() -> None:
     rounds = [ranked_items(400, shift) for shift in (0.0, 0.5, 1.0, 2.0)]
-    assert until_steady(iter(rounds)) is rounds[-1]
+    assert until_steady(range(4), rounds.__getitem__) is rounds[-1]
 
 
 def test_fitting_on_the_models_own_answers(engine: CocoaEngine) -> None:
@@ -470,9 +478,9 @@ def tiny_with_heads(folder: Path) -> tuple[CocoaEngine, RetrievalHeads]:
 def test_the_reference_is_that_of_the_models_own_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab_heads, "MIN_SPANS", 5)
     engine, heads = tiny_with_heads(tmp_path)
-    done: list[tuple[int, int]] = []
-    found = with_reference(engine, heads, prompts=4, on_progress=lambda *at: done.append(at))
-    assert done[-1] == (4, 4)
+    done: list[int] = []
+    found = with_reference(engine, heads, prompts=4, advance=done.append)
+    assert sum(done) == 4
     assert found.heads == heads.heads
     assert len(found.reference) == KNOTS
     file = tmp_path / "heads.json"
@@ -506,9 +514,9 @@ def test_a_reference_is_kept_for_models_that_have_none(tmp_path: Path, monkeypat
     monkeypatch.setattr(lab_heads, "MIN_SPANS", 5)
     monkeypatch.setattr(lab_heads, "MAX_NEW_TOKENS", 4)
     engine = tiny_with_heads(tmp_path)[0]
-    done: list[tuple[int, int]] = []
-    file = keep_reference(engine, on_progress=lambda *at: done.append(at))
-    assert done[-1] == (PROMPTS, PROMPTS)
+    done: list[int] = []
+    file = keep_reference(engine, advance=done.append)
+    assert sum(done) == PROMPTS
     assert file.is_relative_to(tmp_path)
     model = engine.session.model
     assert heads_of_model(None, model).reference is not None

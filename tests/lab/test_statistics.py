@@ -28,7 +28,7 @@ from cocoa_engine.lab.statistics import (
     paired_test,
     reached,
 )
-from cocoa_engine.lab.timing import Spread, Turn, interleave, ratio, timed
+from cocoa_engine.lab.timing import Spread, Turn, measured_rounds, ratio, timed
 from tests.helpers.made_up_risk import labelled_items, risk
 
 SCORES = st.integers(-3, 3).map(float)  # ties are common
@@ -172,7 +172,8 @@ def test_rivals_take_turns_and_another_begins_each_time() -> None:
 
     ticks: list[None] = []
     ways = {"a": partial(rival, "a", 6.0), "b": partial(rival, "b", 3.0)}
-    assert interleave(ways, [[1, 2], [3]], lambda: ticks.append(None)) == {"a": [4.0, 2.0], "b": [2.0, 1.0]}
+    rounds = measured_rounds(ways, [[1, 2], [3]], lambda: ticks.append(None))
+    assert list(rounds) == [{"a": 4.0, "b": 2.0}, {"a": 2.0, "b": 1.0}]
     assert order == ["a1", "b1", "b2", "a2", "a3", "b3"]
     assert len(ticks) == len(order)
     assert timed(len)("four").units == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +19,8 @@ from cocoa_engine.equations import answer_surprisal, distribution
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.files import CACHE_VARIABLE
 from cocoa_engine.lab import heads as lab_heads
+from cocoa_engine.lab.data import Question
 from cocoa_engine.lab.heads import with_right_answers
-from cocoa_engine.lab.records import Question
 from cocoa_engine.methods.retrieval_heads import (
     SOURCE_HEADS,
     RetrievalHeads,
@@ -103,12 +102,12 @@ def test_a_model_measures_its_right_answers(engine: CocoaEngine, monkeypatch: py
     monkeypatch.setattr(lab_heads, "MIN_RIGHT", 2)
     monkeypatch.setattr(lab_heads, "ANSWERED", 12)
     heads = heads_of_model(None, engine.session.model)
-    done: list[tuple[int, int]] = []
-    measured = with_right_answers(engine, heads, questions=5, on_progress=lambda *at: done.append(at))
+    done: list[int] = []
+    measured = with_right_answers(engine, heads, questions=5, advance=done.append)
     own = measured.right_answers
-    assert done[-1] == (5, 5)
+    assert sum(done) == 5
     assert (own.of, measured.heads, measured.reference) == (engine.model_name, heads.heads, heads.reference)
-    asked = [Question(text, None, tuple(known), text) for text, *known in json.loads(lab_heads.SHORT.read_text())[:5]]
+    asked = [Question(text, None, tuple(known), text) for text, *known in lab_heads.SHORT[:5]]
     prompts = [engine.encode_chat([{"role": "user", "content": question.text}]) for question in asked]
     answers = engine.generate_batch(prompts, max_new_tokens=lab_heads.ANSWERED)
     right = [answer for answer, question in zip(answers, asked, strict=True) if question.is_right(answer.text)]
@@ -180,8 +179,8 @@ def test_outside_the_quantiles_without_them_and_of_what_is_no_distribution() -> 
 
 
 def best_spread(num_layers: int, num_heads: int, kinds: list[str] | None = None) -> tuple[tuple[int, int], ...]:
-    config = SimpleNamespace(num_attention_heads=num_heads, layer_types=kinds, name_or_path="m")
-    shaped: Any = SimpleNamespace(num_layers=num_layers, config=config, is_divided=False)
+    config = SimpleNamespace(layer_types=kinds, name_or_path="m")
+    shaped: Any = SimpleNamespace(num_layers=num_layers, num_heads=num_heads, config=config, is_divided=False)
     heads = spread_heads_of(shaped)
     return () if heads is None else heads.best(SOURCE_HEADS)
 

@@ -158,7 +158,6 @@ def test_the_length_of_the_prompt_decides(calibrator: RiskCalibrator) -> None:
         assert (answer.calibrated_on, answer.answer_threshold) == (data, threshold)
         assert answer.answer_risk == calibrator.answer_risk(answer)
         assert (answer.answer_risk == plain.answer_risk(answer)) == (name == "long")
-        assert calibrator.for_answer(answer).data == data
 
 
 def test_a_named_passage_is_one_however_short(tmp_path: Path) -> None:
@@ -525,12 +524,11 @@ def test_what_is_no_calibrator(engine: CocoaEngine, tmp_path: Path) -> None:
 
 
 def test_thresholds_flag_spans(calibrated: CocoaEngine, made_up: RiskCalibrator) -> None:
-    generation = calibrated.score(CAPITAL, "Canberra.")
-    (span,) = generation.spans
-    with pytest.raises(CalibrationError, match="no threshold"):
-        made_up.flags(span)
     with_one = fitted(threshold=("recall", 0.5), levels=("span", "answer"))
-    assert with_one.flags(span) == (with_one.risk(span) >= with_one.span.threshold.value)
-    assert with_one.flags_answer(generation) == (generation.answer_risk >= with_one.answer.threshold.value)
+    generation = calibrated.with_calibrator(with_one).score(CAPITAL, "Canberra.")
+    (span,) = generation.spans
+    assert span.flagged == (span.risk >= with_one.span.threshold.value)
+    assert generation.threshold == with_one.span.threshold.value
+    assert generation.answer_threshold == with_one.answer.threshold.value
     assert threshold_of(with_one.span) == with_one.span.threshold.value != PROBABILITY_THRESHOLD
     assert threshold_of(made_up.span) == PROBABILITY_THRESHOLD

@@ -24,12 +24,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
+import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from cocoa_engine import CocoaEngine, Generation, RiskCalibrator
 from cocoa_engine.config import MethodName
 from cocoa_engine.lab.data import Question, read_questions
-from cocoa_engine.lab.statistics import Bootstrap, Ranked, ece_if_exact, expected_calibration_error, reliability
+from cocoa_engine.lab.statistics import Bootstrap, Ranked, expected_calibration_error, reliability
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model
 from cocoa_engine.risk.policy import RANK_THRESHOLD, token_risk
 
@@ -89,6 +90,17 @@ def main(path: Path, ask: str, limit: int, method: MethodName, max_new_tokens: i
         show(name, values, right, passing[round(0.8 * len(passing))], "  <- 80 % of the right answers pass")
     if calibrated:
         compare(found_values, wrong, [question.group for question in questions])
+
+
+def ece_if_exact(risks: Sequence[float], *, draws: int = 1000, seed: int = 0) -> float:
+    """The mean ECE that these risks would have if each were exactly the probability of a hallucination.
+
+    It is above 0, because the share of a bin with few items is rarely its probability. An ECE near it does not show
+    that the risks are wrong. The labels are drawn ``draws`` times.
+    """
+    values = np.asarray(risks, dtype=np.float64)
+    drawn = np.random.default_rng(seed).random((draws, len(values))) < values
+    return float(np.mean([expected_calibration_error(reliability(values, labels)) for labels in drawn]))
 
 
 def compare(values: dict[str, list[float]], wrong: Sequence[bool], groups: Sequence[str]) -> None:

@@ -61,6 +61,7 @@ START_SECONDS = 30.0  # in which the server process must be ready
 MEMORY_MB = 1024  # that a worker may allocate, in MiB
 FORKS = hasattr(os, "fork")
 POLL = 0.05  # seconds between two looks at a cancellation
+LOW = 10  # what long tasks add to the niceness of their processes
 READY = "ready"
 SPARES = 2  # workers that are begun before there is a task for them, or that a short task has left
 MOST_LOADED = 8  # results of `Load` that the server keeps; earlier ones are loaded again when they are needed
@@ -146,6 +147,7 @@ class Worker:
         budget: Budget,
         cancellation: Cancellation | None = None,
         most: float = CPU_SECONDS,
+        low: bool = False,
     ) -> Result:
         """Call a function of a module in the process. After a limit or a cancellation, the process has ended.
 
@@ -155,6 +157,7 @@ class Worker:
             budget: its processor time, from which the time that it takes is subtracted.
             cancellation: ends the work; by default that of the calling code.
             most: the processor time of this call, at most.
+            low: whether it has a low priority.
 
         Raises:
             ConfigError: the work takes too much time or memory, or has crashed.
@@ -170,7 +173,7 @@ class Worker:
             raise _too_much(what)
         try:
             self._has_begun = self._has_begun or self._received(cancellation) == READY
-            self._connection.send((_name(function), args, seconds))
+            self._connection.send((_name(function), args, seconds, low))
             succeeded, result, used = self._received(cancellation)
         except (EOFError, OSError):
             self.end()
@@ -218,7 +221,7 @@ def started(
     """A new worker, and the result of its first call.
 
     Short tasks do not wait for long ones. Every task begins among the short ones. One that takes longer than
-    :data:`SHORT_SECONDS` is begun again among the long ones, which are few at a time.
+    :data:`SHORT_SECONDS` is begun again among the long ones, which are few at a time and have a low priority.
 
     Args:
         load: what is loaded in it.
@@ -235,11 +238,11 @@ def started(
     budget = budget or current_budget()
     with _turn(budget.turn):
         whole = budget.left >= CPU_SECONDS
-        for seconds, lane in ((SHORT_SECONDS, _short), (CPU_SECONDS, _long)):
-            with budget.waiting() if lane is _long else contextlib.nullcontext(), _turn(lane):
+        for low, seconds in ((False, SHORT_SECONDS), (True, CPU_SECONDS)):
+            with budget.waiting() if low else contextlib.nullcontext(), _turn(_long if low else _short):
                 worker, begun = _worker_with(load), time.monotonic()
                 try:
-                    return worker, worker.call(function, *args, what=what, budget=budget, most=seconds)
+                    return worker, worker.call(function, *args, what=what, budget=budget, most=seconds, low=low)
                 except _TooMuchError:
                     pass
                 except Exception:
@@ -495,10 +498,10 @@ def _work(connection: Connection, life: int) -> NoReturn:
         ends = select.select([life], [], [], 0)[0]  # it was closed before
         connection.send(READY)
         while not ends:
-            name, args, seconds = connection.recv()
+            name, args, seconds, low = connection.recv()
             begun = time.process_time()
             signal.setitimer(signal.ITIMER_PROF, seconds)
-            answer = _outcome(name, args)
+            answer = (_low_outcome if low else _outcome)(name, args)
             signal.setitimer(signal.ITIMER_PROF, 0)
             connection.send((*answer, time.process_time() - begun))
     except BaseException:  # the connection is closed, or there is no memory left
@@ -514,6 +517,21 @@ def _outcome(name: tuple[str, str, str], args: Sequence[Any]) -> tuple[bool, Any
         raise
     except Exception as error:
         return False, error
+
+
+def _low_outcome(name: tuple[str, str, str], args: Sequence[Any]) -> tuple[bool, Any]:
+    """The same with a low priority, which on Linux is that of a thread: the process keeps its own for later calls."""
+    outcomes = []
+
+    def work() -> None:
+        if sys.platform == "linux":
+            os.nice(LOW)
+        outcomes.append(_outcome(name, args))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return outcomes[0]
 
 
 def _prepared(name: tuple[str, str, str]) -> None:

@@ -283,3 +283,16 @@ def test_many_schemas_of_a_request_have_one_limit(engine: CocoaEngine, monkeypat
     assert not confined._refused
     for at in range(1, 8):  # each alone has all of it
         made.append(engine.constrain(regex=regex(at)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing has a low priority")
+def test_decoding_has_the_usual_priority_after_a_long_compilation(
+    engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confined, "SHORT_SECONDS", 1e-5)
+    engine.generate("a", logits_processor=engine.constrain(regex="[ab]{3}"), max_new_tokens=4)
+    assert confined._server is not None
+    server = confined._server.process.pid
+    workers = [int(pid) for pid in Path(f"/proc/{server}/task/{server}/children").read_text().split()]
+    assert workers
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in workers} == {os.getpriority(os.PRIO_PROCESS, 0)}

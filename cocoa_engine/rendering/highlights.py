@@ -5,17 +5,66 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol
 
+from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import safe
-from cocoa_engine.risk import LOWEST_SHADE, Check
-from cocoa_engine.spans import RAW, Span
+from cocoa_engine.risk import LOWEST_SHADE, Check, Unit
+from cocoa_engine.spans import RAW, AnswerRiskSource, RiskSource, Span, Usage
 
-if TYPE_CHECKING:
-    from cocoa_engine.results import Generation
 
-Answer: TypeAlias = "Generation"
-"""What is rendered. Its module is of the layer above, which calls the renderers: it is imported as a type only."""
+class Answer(Protocol):
+    """An answer with its spans, such as :class:`~cocoa_engine.results.Generation`, which calls the renderers."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def spans(self) -> Sequence[Span]: ...
+
+    @property
+    def config(self) -> CocoaConfig: ...
+
+    @property
+    def usage(self) -> Usage: ...
+
+    @property
+    def finish_reason(self) -> str | None: ...
+
+    @property
+    def model_name(self) -> str | None: ...
+
+    @property
+    def answer_risk(self) -> float | None: ...
+
+    @property
+    def answer_risk_source(self) -> AnswerRiskSource | None: ...
+
+    @property
+    def risk_source(self) -> RiskSource | None: ...
+
+    @property
+    def calibrated_on(self) -> str | None: ...
+
+    @property
+    def answer_out_of_domain(self) -> bool: ...
+
+    @property
+    def words(self) -> Sequence[Unit]: ...
+
+    @property
+    def sentences(self) -> Sequence[Unit]: ...
+
+    def check_these(self, most: int = 3) -> Sequence[Check]: ...
+
+    @property
+    def max_risk(self) -> float: ...
+
+    @property
+    def mean_risk(self) -> float: ...
+
+    def model_dump_json(self) -> str: ...
+
 
 BOUNDS = (0.0, LOWEST_SHADE, 0.5, 0.75, 1.0)
 

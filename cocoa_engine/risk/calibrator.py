@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -21,14 +21,12 @@ from cocoa_engine.risk.features import (
     PROBE_FEATURE,
     SOURCE_FEATURES,
     SPAN_FEATURES,
+    AnswerStatistics,
     answer_features,
     span_features,
 )
 from cocoa_engine.risk.fitted import FittedRisk, Part, Probe, threshold_of
 from cocoa_engine.spans import Span
-
-if TYPE_CHECKING:  # of a layer above
-    from cocoa_engine.results import Generation
 
 
 class Settings(Part):
@@ -52,6 +50,8 @@ class Settings(Part):
         layers = config.middle_layers or middle_layers(num_layers)
         return cls(**values, middle_layers=layers, branches=METHODS[config.method].branches)
 
+
+AnswerT = TypeVar("AnswerT", bound=AnswerStatistics)
 
 EMBEDDED = Path(__file__).parent / "embedded.json"
 """The embedded model's calibrator. The file and docs/explanation/signal.md describe its data and validation."""
@@ -179,7 +179,7 @@ class RiskCalibrator(SettingsModel, Part):
         fitted, features = self._of_span(span)
         return fitted(features)
 
-    def answer_risk(self, generation: Generation) -> float:
+    def answer_risk(self, generation: AnswerStatistics) -> float:
         """The risk of an answer, in [0, 1]: the estimated probability that it is wrong as a whole.
 
         Raises:
@@ -188,7 +188,7 @@ class RiskCalibrator(SettingsModel, Part):
         fitted, features = self._of_answer(generation)
         return fitted(features)
 
-    def rated(self, generation: Generation) -> Generation:
+    def rated(self, generation: AnswerT) -> AnswerT:
         """The answer with ``answer_risk``, if the calibrator has a risk of answers, and with ``out_of_domain``."""
         if not generation.spans:
             return generation
@@ -221,7 +221,7 @@ class RiskCalibrator(SettingsModel, Part):
         values = dict(zip(SPAN_FEATURES, span_features(span), strict=True))
         return self.span, [values[name] for name in self.span.features]
 
-    def _of_answer(self, generation: Generation) -> tuple[FittedRisk, list[float]]:
+    def _of_answer(self, generation: AnswerStatistics) -> tuple[FittedRisk, list[float]]:
         if self.answer is None:
             raise CalibrationError("this calibrator was fitted on spans: it has no risk of an answer as a whole.")
         fitted = self.closed_book if self.closed_book is not None and generation.closed_book else self.answer

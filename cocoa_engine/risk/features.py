@@ -3,12 +3,11 @@
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal, Protocol
 
-from cocoa_engine.spans import Span
+from typing_extensions import Self
 
-if TYPE_CHECKING:  # of a layer above
-    from cocoa_engine.results import Generation
+from cocoa_engine.spans import Span, Usage
 
 Level = Literal["span", "answer"]
 """Whether a risk is that of a span or of a whole answer."""
@@ -67,6 +66,27 @@ SPAN_FEATURES = (
 - The score of the calibrator's probe (``Span.probe``), for a calibrator that has one."""
 
 
+class AnswerStatistics(Protocol):
+    """A :class:`~cocoa_engine.Generation`, which is of a layer above."""
+
+    @property
+    def spans(self) -> Sequence[Span]: ...
+
+    @property
+    def usage(self) -> Usage: ...
+
+    @property
+    def closed_book(self) -> bool: ...
+
+    @property
+    def answer_risk(self) -> float | None: ...
+
+    @property
+    def has_spans_out_of_domain(self) -> bool: ...
+
+    def model_copy(self, *, update: dict[str, Any]) -> Self: ...
+
+
 def span_features(span: Span) -> list[float]:
     """The features of a span, in the order of :data:`SPAN_FEATURES`. NaN stands for what was not measured."""
     entropies, margins, before = span.token_entropies, span.token_margins, span.preceding
@@ -92,7 +112,7 @@ def span_features(span: Span) -> list[float]:
     ]
 
 
-def answer_features(generation: "Generation") -> list[float]:
+def answer_features(generation: AnswerStatistics) -> list[float]:
     """The features of an answer, in the order of :data:`ANSWER_FEATURES`. NaN stands for what was not measured."""
     spans = generation.spans
     token_ids, log_probs, entropies, margins, copied, attention = (

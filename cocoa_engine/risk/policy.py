@@ -4,7 +4,7 @@ import copy
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import improbability
@@ -19,12 +19,9 @@ from cocoa_engine.methods.retrieval_heads import (
     source_heads,
 )
 from cocoa_engine.model.language_model import dtype_name
-from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, embedded_calibrator
+from cocoa_engine.risk.calibrator import AnswerT, CalibrationWarning, RiskCalibrator, embedded_calibrator
 from cocoa_engine.risk.fitted import threshold_of
 from cocoa_engine.spans import RiskSource, Span
-
-if TYPE_CHECKING:  # of a layer above
-    from cocoa_engine.results import Generation
 
 ANSWER_THRESHOLD = 0.9
 """The rank among right answers from which an answer is too risky: a tenth of right answers like these reach it."""
@@ -86,7 +83,7 @@ class RiskMeasure:
             return self.right_answers.span_threshold
         return RANK_THRESHOLD if source == "source_attention" else None
 
-    def rated(self, generation: "Generation") -> "Generation":
+    def rated(self, generation: AnswerT) -> AnswerT:
         """The answer with its risk as a whole: the calibrator's, or its rank among right answers."""
         if self.calibrator is not None:
             generation = self.calibrator.rated(generation)

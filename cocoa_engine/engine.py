@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
@@ -185,6 +185,11 @@ class CocoaEngine:
         return self._session.tokens.tokenizer
 
     @property
+    def end_token_ids(self) -> frozenset[int]:
+        """The ids of the tokens that end an answer."""
+        return eos_token_ids(self.held_model, self._session.tokens)
+
+    @property
     def runtime(self) -> Runtime:
         """How the model is run."""
         return self._session.runtime
@@ -288,8 +293,7 @@ class CocoaEngine:
         """
         from cocoa_engine.decoding.grammar import constraint
 
-        ends = eos_token_ids(self.held_model, self._session.tokens)
-        return constraint(self.tokenizer, ends, json_schema=json_schema, regex=regex, grammar=grammar)
+        return constraint(self.tokenizer, self.end_token_ids, json_schema=json_schema, regex=regex, grammar=grammar)
 
     def render_chat(self, messages: Messages, **template_kwargs: Any) -> str:
         """Chat messages as one text, by the tokenizer's chat template, up to the start of the answer.
@@ -328,6 +332,7 @@ class CocoaEngine:
         cancellation: Cancellation | None = None,
         source: Source | None = None,
         timeline: Timeline | None = None,
+        ignored_ends: Collection[int] = (),
         **settings: Any,
     ) -> Generation:
         """Answer one prompt.
@@ -344,6 +349,7 @@ class CocoaEngine:
                 span then has ``passage_attention``. The characters of token ids are those of their decoded text,
                 special tokens included.
             timeline: records when the call got its batch slot, had read its prompt and ended.
+            ignored_ends: ids among :attr:`end_token_ids` that do not end this answer.
             **settings: fields of :class:`CocoaConfig` that override the settings.
 
         Raises:
@@ -357,7 +363,7 @@ class CocoaEngine:
         """
         config = self._settings(config, settings)
         arguments = (logits_processor, stopping_criteria, generation_config, cancellation, source, timeline)
-        (generation,) = self._decode([self._request(prompt, config, *arguments)])
+        (generation,) = self._decode([self._request(prompt, config, *arguments, ignored_ends)])
         self._risk.warn_of_domain(generation.out_of_domain)
         return generation
 
@@ -372,6 +378,7 @@ class CocoaEngine:
         cancellation: Cancellation | None = None,
         source: Source | None = None,
         timeline: Timeline | None = None,
+        ignored_ends: Collection[int] = (),
         **settings: Any,
     ) -> SpanStream:
         """Answer one prompt span by span; arguments and errors as for :meth:`generate`, raised at once.
@@ -381,7 +388,7 @@ class CocoaEngine:
         """
         config = self._settings(config, settings)
         arguments = (logits_processor, stopping_criteria, generation_config, cancellation, source, timeline)
-        request = self._request(prompt, config, *arguments)
+        request = self._request(prompt, config, *arguments, ignored_ends)
         self._risk.check(config)
         return SpanStream(self.session, request, self._risk)
 

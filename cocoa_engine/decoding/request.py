@@ -1,6 +1,6 @@
 """A request: the checked settings, prompt and rules of one call."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -143,6 +143,7 @@ def make_request(
     cancellation: Cancellation | None = None,
     source: Source | None = None,
     timeline: Timeline | None = None,
+    ignored_ends: Collection[int] = (),
 ) -> Request:
     """Check a prompt and its settings, and make a request of them.
 
@@ -172,7 +173,7 @@ def make_request(
         generator.manual_seed(model.fresh_seed() if config.seed is None else config.seed)
         if isinstance(method, SamplingMethod) and config.top_k != 1:  # 1 is greedy, also between equal tokens
             sampler = Sampler(method, config, generator, len(ids))
-    eos = eos_token_ids(model.model, tokens, generation_config)
+    eos = eos_token_ids(model.model, tokens, generation_config).difference(ignored_ends)
     texts = (*config.stop, *stop_texts(model.model, generation_config))
     penalty = config.repetition_penalty or method.repetition_penalty
     of_call = logits_processors(model, eos, ids, config.max_new_tokens, penalty, generation_config)

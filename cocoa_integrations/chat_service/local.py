@@ -186,11 +186,19 @@ class PreparedCall:
         if self._constraints is None:
             self._constraints = self.plan.processors(self.messages, self.template_kwargs)
         ends = map(EosTokenCriteria, self.plan.call_ends)
-        return {
+        options: dict[str, Any] = {
             "logits_processor": [*self.call.logits_processor, *self._constraints],
             "stopping_criteria": [*self.call.stopping_criteria, *self._limit, *ends],
             "cancellation": self.call.cancellation,
         }
+        if inner := self.plan.inner_ends:
+            options["stopping_criteria"].append(self._is_over)
+            options["ignored_ends"] = inner
+        return options
+
+    def _is_over(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> bool:
+        """A stopping criterion: whether an end that calls have, too, has ended the answer."""
+        return self.plan.is_over(input_ids[0, len(self.token_ids) :].tolist())
 
     def answer(self, config: CocoaConfig | None = None) -> Answer:
         """A whole answer; ``config`` are its settings, by default those of the call."""

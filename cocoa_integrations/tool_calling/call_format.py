@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os.path import commonprefix
 from typing import Any
@@ -123,6 +123,14 @@ class CallFormat:
         begin = self.head + self.before.partition("{")[0]
         return self.members is not None and begin.rstrip().endswith("[")
 
+    @cached_property
+    def following(self) -> tuple[str, ...]:
+        """The texts after a call, without what is JSON: before the next if there can be one, and after the last."""
+        texts = [self.after + self.tail, *([self.after + self.separator + self.before] if self.several else [])]
+        if self.members is None:
+            return tuple(texts)
+        return tuple(text[text.index("}") + 1 :].partition("{")[0].strip(",[] \n") for text in texts)
+
     @property
     def tagged(self) -> bool:
         """Whether tags separate calls from other text. Otherwise an answer is either a call or text."""
@@ -132,7 +140,13 @@ class CallFormat:
         """All texts of the format."""
         own = self.head, self.before, self.between, self.after, self.separator, self.tail
         more = self.parameters
-        return own if more is None else (*own, more.before, *more.between.values(), more.after, more.quote)
+        texts = () if more is None else (more.before, *more.between.values(), more.after, more.separator, more.quote)
+        return *own, *texts
+
+    def goes_on_after(self, text: str) -> bool:
+        """Whether a text stands before the end of the last call of an answer."""
+        unfinished = replace(self, after=self.after if self.several else "", tail="")
+        return any(text in part for part in unfinished.texts())
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The text of one call."""

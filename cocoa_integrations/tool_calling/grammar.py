@@ -29,8 +29,12 @@ def call_grammar(
     schemas: Sequence[Any],
     tokenizer: PreTrainedTokenizerBase,
     other: str | None,
+    foot: str = "",
 ) -> str:
-    """The grammar of an answer that can call functions; ``other`` is that of one without a call, else any text."""
+    """The grammar of an answer that can call functions; ``other`` is that of one without a call, else any text.
+
+    ``foot`` is what ends such a text, if calls begin with the same token.
+    """
     several = style.several and (not request.required if request.parallel is None else request.parallel)
     lead = PLACEHOLDER.split(style.opening)[0]
     begun = style.head + style.before
@@ -52,7 +56,8 @@ def call_grammar(
     opening, more = terms(lead, tokenizer), f"({terms(style.separator, tokenizer)} call)*" if several else ""
     for kind in ("call", "first"):
         rules.append(f"{kind}: {' | '.join(f'{kind}_{number}' for number in range(len(names)))}")
-    rules.append(f"inside: first {more} {terms(style.tail, tokenizer)}")
+    tail = style.tail.rstrip() if foot else style.tail  # the lexer takes white space for that before the next call
+    rules.append(f"inside: first {more} {terms(tail, tokenizer)}")
     calls = f"{opening} inside"
     if request.required:
         start = calls
@@ -62,7 +67,12 @@ def call_grammar(
     elif style.tagged:
         lazy = "[lazy]" if opening.startswith('"') else ""  # the text before a call ends at the first opening
         start = f"(trigger inside){'*' if several else '?'} text"
-        rules += [f"trigger{lazy}: TEXT {opening}", "text: TEXT", _ANY]
+        rules += [f"trigger{lazy}: TEXT {opening}", f"text: TEXT{' | TEXT foot' if foot else ''}", _ANY]
+        if foot:
+            following = opening.partition("> ")[2]
+            words = json.JSONDecoder().raw_decode(following)[0].strip() if following.startswith('"') else ""
+            call = _slashed(rf"~\s*{re.escape(words)}{_CHAR}*")
+            rules += [f"foot: {terms(foot, tokenizer)} REST", f"REST: /{_CHAR}*/{f' & {call}' if words else ''}"]
     else:
         start = f"{calls} | TEXT"
         rules.append(_WITHOUT_CALL)

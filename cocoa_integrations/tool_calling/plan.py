@@ -32,7 +32,7 @@ from cocoa_integrations.tool_calling.calls import Call, Reading
 from cocoa_integrations.tool_calling.formats import HERMES, template_format, template_reasoning
 from cocoa_integrations.tool_calling.grammar import after_reasoning, call_grammar
 from cocoa_integrations.tool_calling.json_text import field_offsets, member_path
-from cocoa_integrations.tool_calling.reading import read, unread_call
+from cocoa_integrations.tool_calling.reading import end_of_answer, read, unread_call
 from cocoa_integrations.tool_calling.request import ToolRequest
 from cocoa_integrations.tool_calling.response_template import has_response_template, parsed_response
 from cocoa_integrations.tool_calling.schemas import enforceable, enforceable_each, mismatch
@@ -72,11 +72,40 @@ class Plan:
     def style(self) -> CallFormat:
         return self._native[0] or HERMES
 
+    @cached_property
+    def _ends(self) -> dict[int, str]:
+        """The tokens that end an answer with calls, by their ids."""
+        if not self.request.tools:
+            return {}
+        tokenizer = self.engine.tokenizer
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        of_calls = [token_id for token_id, token in added.items() if token.content == self.style.end]
+        return {token_id: tokenizer.decode([token_id]) for token_id in (*self.engine.end_token_ids, *of_calls)}
+
+    @cached_property
+    def inner_ends(self) -> dict[int, str]:
+        """Those that stand before a call or in one, too."""
+        return {token_id: text for token_id, text in self._ends.items() if text and self.style.goes_on_after(text)}
+
     @property
     def call_ends(self) -> list[int]:
         """The ids of the tokens that end an answer with calls, besides those that end any answer."""
-        added = getattr(self.engine.tokenizer, "added_tokens_decoder", {}) if self.request.tools else {}
-        return [token_id for token_id, token in added.items() if token.content == self.style.end]
+        return [*self._ends.keys() - self.inner_ends.keys() - self.engine.end_token_ids]
+
+    def is_over(self, token_ids: Sequence[int]) -> bool:
+        """Whether one of the inner ends ends the answer with these ids."""
+        if self.inner_ends.keys().isdisjoint(token_ids):
+            return False
+        text = self.engine.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
+        reasoning, closing, _ = text.partition(self._tags.closing)
+        return self._end(text, len(reasoning + closing) if closing else 0) is not None
+
+    def _end(self, text: str, start: int) -> int | None:
+        """The offset in a text with special tokens of the inner end that ends the answer."""
+        if not self.inner_ends:
+            return None
+        names = [tool["function"]["name"] for tool in self.request.tools]
+        return end_of_answer(text, self.style, names, self.inner_ends.values(), start)
 
     @cached_property
     def _tags(self) -> ReasoningTags:
@@ -145,10 +174,12 @@ class Plan:
         grammar = f"start: {other}"
         if request.tools:
             schemas = enforceable_each([function["parameters"] for function in request.callable_tools])
-            grammar = call_grammar(self.style, request, schemas, self.engine.tokenizer, other)
+            foot = "".join(self._tags.feet) if self.inner_ends else ""
+            grammar = call_grammar(self.style, request, schemas, self.engine.tokenizer, other, foot)
         if self.inside_reasoning:
             grammar = after_reasoning(grammar, self.engine.tokenizer, self._tags.closing)
-        return [self.engine.constrain(grammar=grammar)]
+        ends = self.engine.end_token_ids.difference(self.inner_ends)
+        return [GrammarProcessor(grammar, self.engine.tokenizer, eos_token_ids=ends)]
 
     @one_budget()
     def read(self, text: str, *, done: bool = True, start: int = 0, marks: Sequence[Mark] = ()) -> Reading:
@@ -159,8 +190,9 @@ class Plan:
         request, marked = self.request, MarkedText(text, marks)
         is_parsed = bool(request.tools) and self._is_parsed
         if not is_parsed:
-            opening = self.style.opening if request.tools else ""
-            marked.replace(self._tags.hidden(marked.text, start, opening, done=done))
+            opening, end = self.style.opening if request.tools else "", self._end(marked.text, start)
+            rest = [] if end is None else [(end, len(marked.text), "")]
+            marked.replace([*self._tags.hidden(marked.text[:end], start, opening, done=done), *rest])
         parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in request.tools}
         if not request.tools:
             reading = Reading(marked.text[start:], [])

@@ -29,6 +29,7 @@ _NOT_THE_FORMAT = "it is not written as the chat template writes calls"
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("id", "type")  # it gets an id of ours, and every call is one of a function
 _BETWEEN = " \t\r\n,;[]"  # besides text between two calls
+_BETWEEN_CALLS = f"[{regex.escape(_BETWEEN)}]*"
 _NEVER = "\ue003"  # no text has this character
 _LONGEST = 400  # characters of a text around calls, with its white space and a name
 _TAGS = regex.compile(rf"{PLACEHOLDER.pattern}?(?:<[^<>]*>|[^<\s]+|<)")
@@ -86,6 +87,26 @@ def unread_call(text: str, names: Collection[str], start: int = 0) -> Call | Non
         if line.replace(_FENCE, "").count("`") % 2 == 0:  # code in a sentence is about calls
             return Call(written=text[at:].strip(), offsets=(at, len(text)), error=_NOT_THE_FORMAT)
     return None
+
+
+def end_of_answer(
+    text: str, style: CallFormat, names: Collection[str], ends: Collection[str], start: int = 0
+) -> int | None:
+    """The offset of the first end token that ends an answer; ``None`` if none does, or it is not known yet.
+
+    ``ends`` are those that calls have, too. Such a token ends the answer if what follows it is no call, and no rest of
+    one.
+    """
+    calls = read(text, style, names, start=start).calls
+    last = calls[-1].offsets[1] if calls else start
+    found = regex.search("|".join(map(regex.escape, ends)), text, pos=last)
+    if found is None:
+        return None
+    ways = [(_BETWEEN_CALLS + _pattern(way), last) for way in style.following if calls]
+    if style.several or not calls:
+        ways.append((_pattern(style.opening), found.start()))
+    matches = (compiled(pattern).fullmatch(text, at, partial=True) for pattern, at in ways)
+    return None if any(match and match.partial for match in matches) else found.start()
 
 
 class _Reader:
@@ -230,7 +251,7 @@ class _Reader:
     def _inside(self, closing: str) -> regex.Pattern[str]:
         """Text before an object, or before what closes a series of objects."""
         opening = _pattern(self._style.opening) if self._is_object else ""
-        ends = ["(?P<more>(?=\\{))", _pattern(closing), opening and f"(?={opening})", "\\Z" if self._done else ""]
+        ends = ["(?P<more>(?=\\{))", opening and f"(?={opening})", _pattern(closing), "\\Z" if self._done else ""]
         return compiled(f"(?P<lead>[^{{]*?)(?:{'|'.join(filter(None, ends))})")
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Calls as the chat templates of llama.cpp render them, read back whole and token by token."""
+"""Calls as the chat templates of llama.cpp render them, up to the token that ends the answer, read back."""
 
 import json
 from collections.abc import Iterator
@@ -56,13 +56,12 @@ def kind_of(style: CallFormat) -> str:
 
 def outcomes(folder: Path) -> Iterator[tuple[str, str, str]]:
     """For each template: how it writes calls, or nothing, and what is wrong, or nothing."""
-    model = tiny_model("llama")
     for path in sorted(folder.glob("*.jinja")):
         template = path.read_text(encoding="utf-8")
         if "tool" not in template:
             continue
         tokenizer, _ = tokenizer_of(template)
-        engine = CocoaEngine(model, tokenizer, calibrator=None)
+        engine = CocoaEngine(tiny_model("llama", vocab_size=len(tokenizer)), tokenizer, calibrator=None)
         style, _ = template_format(engine)
         if style is None:
             yield path.stem, "", ""
@@ -83,7 +82,12 @@ def _problem(engine: CocoaEngine, style: CallFormat, thought: str, text: str, ca
     is_open = plan.inside_reasoning or tags.opening in answer.partition(tags.closing)[0]
     if thought and thought in answer and not is_open:
         answer = f"{tags.opening}{answer}"  # the prompt has it, with an empty thought
-    pieces, reading = pieces_of(plan, *tokens_of(engine, answer))
+    parts, ids = tokens_of(engine, answer)
+    token_ids = [token_id for (token_id,) in ids]
+    ends = {*engine.end_token_ids, *plan.call_ends} - plan.inner_ends.keys()
+    end = next((at for at, each in enumerate(token_ids, 1) if each in ends or plan.is_over(token_ids[:at])), None)
+    answer = engine.tokenizer.decode(token_ids[:end], clean_up_tokenization_spaces=False)
+    pieces, reading = pieces_of(plan, parts[:end], ids[:end])
     _, *streamed = added_up(pieces)
     reasoning = "".join(piece.reasoning for piece in pieces)
     if [(call.name, call.arguments) for call in reading.calls] != expected:

@@ -140,6 +140,14 @@ DERIVED = {
         "<|open|>{{ call.function.name }}<|sep|>{{ call.function.arguments | tojson }}<|close|>call<|sep|>{% endfor %}"
         "<|close|>tools<|sep|>{% endif %}<|close|>answer<|sep|>"
     ),
+    "end before calls": _template(
+        "{% for call in message.tool_calls or [] %}<|end|>\n\nfunction call<|role|>\n"
+        '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}{% endfor %}'
+    ),
+    "end before a call": _template(
+        "{% if message.tool_calls %}{% set call = message.tool_calls[0].function %}<|end|>\n\nfunction call<|role|>\n"
+        '{"name": "{{ call.name }}", "arguments": {{ call.arguments | tojson }}}{% endif %}'
+    ),
     "id after the arguments": _template(
         "{% for call in message.tool_calls or [] %}<|call|>{{ call.function.name }}<|arguments|>"
         "{{ call.function.arguments | tojson }}<|id|>{{ call.id }}<|done|>{% endfor %}"

@@ -6,6 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
 from types import FrameType
@@ -16,12 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cocoa_engine import CocoaEngine
+from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_integrations._shared.reasoning import ReasoningTags
+from cocoa_integrations.chat_service import ChatCall, LocalChat
 from cocoa_integrations.tool_calling import Plan, ToolRequest, reading
 from cocoa_integrations.tool_calling.formats import template_format, template_reasoning
 from cocoa_integrations.tool_calling.values import value_at
 from tests.helpers import tool_templates
+from tests.helpers.processors import Dictated
 from tests.helpers.streamed_calls import added_up, pieces_of, tokens_of, written
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -99,6 +102,68 @@ def test_calls_are_read_as_the_template_writes_them(template: str) -> None:
                     value == value_at(answer[start:end], 0, "<|q|>")[0]
                 )
         assert streamed(plan, [*answer])[1:] == [[call.name, call.arguments, None] for call in reading.calls]
+
+
+ROLE = "<|end|>\n\nfunction call<|role|>\n"
+FIRST = f'{ROLE}{{"name": "look_up", "arguments": {{"text": "x"}}}}'
+SECOND = f'{ROLE}{{"name": "put-away", "arguments": {{}}}}'
+PARTS = '<|close|>text<|sep|><|open|>tools<|sep|><|open|>look_up<|sep|>{"text": "x"}<|close|>call<|sep|>'
+MORE = "<|open|>put-away<|sep|>{}<|close|>call<|sep|>"
+LOOKED_UP = ["look_up", {"text": "x"}, None]
+PUT_AWAY = ["put-away", {}, None]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("template", "answer", "rest", "expected"),
+    [
+        ("end before a call", f"I look.{FIRST}<|end|>", "\n<|user|>", ["I look.", LOOKED_UP]),
+        ("end before a call", f"{FIRST}<|end|>", "\n\nfunction", ["", LOOKED_UP]),
+        ("end before a call", "I look.<|end|>\n<", "|user|>", ["I look."]),
+        ("end before calls", f"I look.{FIRST}{SECOND}<|end|>\n<", "|user|>", ["I look.", LOOKED_UP, PUT_AWAY]),
+        ("end before calls", f"I look.{FIRST}<|end|>\n\nfa", "st", ["I look.", LOOKED_UP]),
+        ("ends of parts", f"I look.{PARTS}{MORE}<|close|>tools<|sep|>", "<|close|>", ["I look.", LOOKED_UP, PUT_AWAY]),
+        ("ends of parts", "I look.<|close|>text<|sep|><|close|>", "answer<|sep|>", ["I look."]),
+    ],
+)
+def test_a_token_that_calls_have_too_ends_an_answer_after_them(
+    template: str, answer: str, rest: str, expected: list[Any], strict: bool
+) -> None:
+    engine = engine_of(template, ("<|end|>", "<|role|>", "<|close|>", "<|sep|>", "<|open|>"))
+    chat, token_ids = LocalChat(engine), engine.tokenizer.encode(answer + rest, add_special_tokens=False)
+
+    def asking(tools: ToolRequest) -> ChatCall:
+        call = ChatCall([{"role": "user", "content": "Hi"}], config=CocoaConfig(max_new_tokens=300), tools=tools)
+        return replace(call, logits_processor=[Dictated(len(chat.prompt_ids(call)), token_ids)])
+
+    call = asking(ToolRequest.of(TOOLS, strict=strict))
+    pieces: list[Any] = []
+    for made in (chat.answer(call), chat.answer(call, pieces.append)):
+        assert [made.content, *([each.name, each.arguments, each.error] for each in made.calls)] == expected
+        assert made.finish_reason == "stop"
+        assert made.generation is not None
+        assert engine.tokenizer.decode(made.generation.token_ids) == answer
+    assert "".join(piece.content for piece in [*pieces, made.rest]) == expected[0]
+    assert [delta.name for piece in pieces for delta in piece.calls if delta.name] == [
+        name for name, *_ in expected[1:]
+    ]
+    for tools in (ToolRequest.of(), ToolRequest.of(TOOLS, tool_choice="none")):
+        made = chat.answer(asking(tools))
+        assert (made.content, made.calls, made.finish_reason) == (expected[0], [], "eos")
+    assert {engine.tokenizer.eos_token_id} < engine.end_token_ids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", ["end before a call", "end before calls", "ends of parts"])
+def test_a_required_call_ends_at_a_token_that_it_has_too(template: str) -> None:
+    engine = engine_of(template, ("<|end|>", "<|role|>", "<|close|>", "<|sep|>", "<|open|>"))
+    parameters = {"type": "object", "properties": {"up": {"type": "boolean"}}, "required": ["up"]}
+    tool = {"type": "function", "function": {**MOVE["function"], "parameters": parameters}}
+    tools, config = ToolRequest.of([tool], tool_choice="required"), CocoaConfig(max_new_tokens=300, gamma=0.6)
+    made = LocalChat(engine).answer(ChatCall([{"role": "user", "content": "Hi"}], config=config, tools=tools))
+    (call,) = made.calls
+    assert (call.name, call.error, made.content) == ("move", None, "")
+    assert made.finish_reason != "length"
 
 
 MOVE: dict[str, Any] = {
@@ -206,7 +271,6 @@ def test_tags_may_be_special_tokens_which_decoding_removes(template: str) -> Non
 ANALYSIS, COMMENTARY, FINAL = (f"<|channel|>{name}<|message|>" for name in ("analysis", "commentary", "final"))
 NEXT = "<|end|><|assistant|>"
 LOOK_UP = '<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"text": "x"}'
-LOOKED_UP = ["look_up", {"text": "x"}, None]
 
 
 @pytest.mark.parametrize("special", [(), ("<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|assistant|>")])

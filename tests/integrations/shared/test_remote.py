@@ -435,7 +435,7 @@ def test_an_error_in_mid_stream_is_raised_with_its_message(url: str, monkeypatch
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(MissingExtraError, match=r"a model behind a server needs openai: pip install .*\[remote\]"):
-        ChatCocoa(base_url="http://127.0.0.1:9/v1")
+        ChatCocoa(base_url="http://not.asked.before/v1")
 
 
 CONFIGURED = (ChatCocoa, lambda chat: chat.configurable_fields(alpha=ConfigurableField("alpha")))

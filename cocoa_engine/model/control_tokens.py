@@ -129,7 +129,7 @@ class ControlTokens:
     def _hidden(self, value: Any, hide: Mapping[int, str], tags: re.Pattern[str] | None = None) -> Any:
         """Data for a template with stand-ins in all of its texts, keys included, except for the given tags."""
         if isinstance(value, str):
-            parts = [value] if tags is None else _cut(tags, value)
+            parts = [value] if tags is None else tags.split(value)
             parts[::2] = [
                 self._words.sub(lambda word: self._stand_ins[word[0][0]] + word[0][1:], part).translate(hide)
                 for part in parts[::2]
@@ -161,12 +161,12 @@ class ControlTokens:
             if not self._control_ids(ids):
                 return [real_ids.get(token_id, token_id) for token_id in ids]
         ids = []
-        for number, part in enumerate(_cut(self._pattern, marked)):  # slow tokenizers encode them one by one, too
+        for number, part in enumerate(self._pattern.split(marked)):  # slow tokenizers encode them one by one, too
             if number % 2:
                 ids.append(self._added[part][0])
                 continue
             text = self._shown(part)
-            words = _cut(self._pattern, text)  # some vocabularies have control tokens as words, which must be divided
+            words = self._pattern.split(text)  # some vocabularies have control tokens as words, which must be divided
             letters = [piece for at, word in enumerate(words) for piece in (word if at % 2 else [word])]
             encoded: list[int] = []
             for pieces in ([text], letters, text):
@@ -206,7 +206,7 @@ def _marks(text: str) -> str:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches the longest of some texts. There may be thousands: the expression shares their beginnings."""
+    """Matches the longest of some texts, as a group. There may be thousands: the expression shares their beginnings."""
     tree: dict[str, Any] = {}
     for text in texts:
         node = tree
@@ -222,12 +222,7 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
         rest = "|".join(re.escape(character) + expression(node[character]) for character in node if character)
         return f"{begun}(?:{rest}){'?' if '' in node else ''}" if rest else begun
 
-    return re.compile(expression(tree) if tree else "(?!)")
-
-
-def _cut(pattern: re.Pattern[str], text: str) -> list[str]:
-    """A text in parts: every second one matches the pattern."""
-    return re.split(f"({pattern.pattern})", text)
+    return re.compile(f"({expression(tree)})" if tree else "((?!))")
 
 
 def _texts(value: Any) -> Iterator[str]:

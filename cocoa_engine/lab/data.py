@@ -99,18 +99,17 @@ class LabelledText:
         return [depth > 0 for depth in accumulate(changes)]
 
 
-def checked(records: Sequence[LabelledText], where: object, *, both_classes: bool = True) -> list[LabelledText]:
+def checked(records: Sequence[LabelledText], where: object) -> list[LabelledText]:
     """Check records before a measurement, and return them.
 
     Args:
         records: the records.
         where: where they were read from, for messages.
-        both_classes: require hallucinated and supported answers or parts.
 
     Raises:
         DataError: there are no records; an id is repeated; a prompt or an answer is empty; a source is not in
-            its prompt; a part is outside its answer, or there are more than 10,000 of them; or both classes are
-            required and only one is labelled.
+            its prompt; a part is outside its answer, or there are more than 10,000 of them; or all labels
+            are of one class.
     """
     if not records:
         raise DataError(f"{where} has no answers.")
@@ -140,7 +139,7 @@ def checked(records: Sequence[LabelledText], where: object, *, both_classes: boo
         else:
             characters = zip(record.text, record.hallucinated_at(0, len(record.text)), strict=True)
             classes |= {hallucinated for character, hallucinated in characters if not character.isspace()}
-    if both_classes and not classes >= {True, False}:
+    if not classes >= {True, False}:
         only = "hallucinated" if True in classes else "supported"
         raise DataError(f"{where}: every label is {only!r}; both classes are needed.")
     return list(records)
@@ -540,17 +539,16 @@ FORMATS = {name: reader.read for name, reader in READERS.items()}
 """The function that reads each format, by the format's name."""
 
 
-def read_labelled(path: str | Path, format: str | None = None, *, both_classes: bool = True) -> list[LabelledText]:
+def read_labelled(path: str | Path, format: str | None = None) -> list[LabelledText]:
     """Read a labelled data set and check it.
 
     Args:
         path: a file or folder.
         format: one of :data:`FORMATS`. Default: detected by :func:`detect_format`.
-        both_classes: require hallucinated and supported answers or parts.
 
     Raises:
         DataError: the path does not exist, the format is unknown, the data is malformed, or its labels are of
-            one class only although both are required.
+            one class only.
     """
     path = Path(path)
     if not path.exists():
@@ -558,7 +556,7 @@ def read_labelled(path: str | Path, format: str | None = None, *, both_classes: 
     name = detect_format(path) if format is None else format
     if name not in FORMATS:
         raise DataError(unknown([name], FORMATS, what="format"))
-    return checked(list(FORMATS[name](path)), path, both_classes=both_classes)
+    return checked(list(FORMATS[name](path)), path)
 
 
 def detect_format(path: Path) -> str:

@@ -11,7 +11,7 @@ from cocoa_engine import DataError
 from cocoa_engine.cli.calibrate import read_documents
 from cocoa_engine.cli.options import read_source
 from cocoa_engine.lab import data
-from cocoa_engine.lab.data import LabelledText, Question, read_labelled, read_questions, sample
+from cocoa_engine.lab.data import FORMATS, LabelledText, Question, read_labelled, read_questions, sample
 from tests.helpers.labelled_files import DIASUMFACT, FAITHBENCH, MUSHROOM, OWN, TRUTHFULQA, XSUM, json_lines
 
 HEADER, ROW = TRUTHFULQA.splitlines(keepends=True)
@@ -85,10 +85,10 @@ def test_diasumfact_with_a_long_summary(tmp_path: Path, monkeypatch: pytest.Monk
     """It is read once, and errors are searched in sentences of so many characters."""
     sentences = [{"sentence": " a.", "annotation": []}] * 50_000 + [{"sentence": "a. b c", "annotation": []}]
     path = write(tmp_path / "a.json", dialogue("a. " * 50_001 + "b \n", sentences))
-    assert parts(*read_labelled(path, both_classes=False)) == []
+    assert parts(*FORMATS["diasumfact"](path)) == []
     errors = [{"error_class": "EntE", "error_span": f"X{number}"} for number in range(20)]
     path = write(tmp_path / "a.json", dialogue("a" * 100, [{"sentence": "a" * 100, "annotation": errors}]))
-    assert len(parts(*read_labelled(path, both_classes=False))) == 1
+    assert len(parts(*FORMATS["diasumfact"](path))) == 1
     monkeypatch.setattr(data, "SEARCH_LIMIT", 1999)
     with pytest.raises(DataError, match="sentence 0 is too long"):
         read_labelled(path)
@@ -124,7 +124,7 @@ def test_ones_own(tmp_path: Path) -> None:
     assert (one.source, two.without_source().prompt) == (None, "?")
     # one class is enough where labels do not count, and a whole surrogate pair is a character
     path = write(tmp_path / "a.jsonl", own(label=False, text="a \U0001f600 b"))
-    records = read_labelled(path, both_classes=False)
+    records = FORMATS["jsonl"](path)
     assert [(record.label, record.text) for record in records] == [(False, "good"), (False, "a \U0001f600 b")]
 
 

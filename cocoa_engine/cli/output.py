@@ -192,20 +192,16 @@ class Stage:
     @property
     def done(self) -> int:
         if self._counted is not None:
-            self.at(self._counted(), self.total)
+            self.advance(self._counted() - self._done)
         return self._done
 
     def advance(self, count: int = 1) -> None:
         """Count items that were done since the last call."""
-        self.at(self._done + count, self.total)
-
-    def at(self, done: int, total: int) -> None:
-        """Set the number of items done, and of all items."""
         now = time.monotonic()
-        if done > self._done:
-            self._samples.append((now - self.since, done - self._done))
+        if count > 0:
+            self._samples.append((now - self.since, count))
             self.since = now
-        self._done, self.total = done, total
+        self._done += count
 
     def share(self) -> float:
         """The share of the items that are done, in [0, 1]."""

@@ -188,7 +188,7 @@ def heads(
             how = f"spread over layers {heads.heads[0].layer} and above"
         else:
             with progress.stage("reading texts", "tokens", tokens, fate=partial(measured.fate, folder)) as stage:
-                heads = find_retrieval_heads(engine, sizes, on_progress=stage.at, cache=folder)
+                heads = find_retrieval_heads(engine, sizes, advance=stage.advance, cache=folder)
             best = ", ".join(f"{head.layer}.{head.head} ({head.score:.2f})" for head in heads.heads[:5])
             how = f"{heads.samples} facts recalled; best: {best}"
         if prompts:

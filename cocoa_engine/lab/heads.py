@@ -55,7 +55,7 @@ TASK = "Answer each question with the sentence of the text that says so, word fo
 def find_retrieval_heads(
     engine: CocoaEngine,
     lengths: Sequence[int] = LENGTHS,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    advance: Callable[[int], None] = lambda count: None,
     *,
     cache: CacheFolder | None = None,
 ) -> RetrievalHeads:
@@ -70,7 +70,7 @@ def find_retrieval_heads(
     Args:
         engine: the engine with the model.
         lengths: the least lengths of the texts, in tokens. A text ends with a passage.
-        on_progress: called with the number of tokens of texts read, by ``lengths``, and of those of all rounds.
+        advance: called with the least length of a text that has been read.
         cache: a :class:`.CacheFolder` that keeps the scores of every text; texts that are in it are not read again.
 
     Raises:
@@ -90,7 +90,7 @@ def find_retrieval_heads(
         why = "is divided among processes" if model.is_divided else "has another number of heads in each layer"
         raise UnsupportedModelError(f"the heads of {engine.model_name} cannot be numbered: the model {why}.")
     answer_cache = None if cache is None else AnswerCache(cache, "needles", engine, engine.config, {})
-    drawn, scores, done = passages(), list[list[list[float]]](), 0
+    drawn, scores = passages(), list[list[list[float]]]()
     texts = [[(_asked(engine, drawn, length), length) for length in lengths] for _ in range(ROUNDS)]
     for of_round in texts:
         for text, length in of_round:
@@ -100,8 +100,7 @@ def find_retrieval_heads(
                 if answer_cache is not None:
                     answer_cache.add(text, values)
             scores += [of_fact for share, of_fact in values["facts"] if share > RECALLED]
-            done += length
-            on_progress(done, ROUNDS * sum(lengths))
+            advance(length)
         if scores and steadiness(np.array(scores).reshape(len(scores), -1)) >= STEADY:
             break
     if not scores:

@@ -89,7 +89,8 @@ def evaluate(
             sha256(calibrator.read_bytes()).hexdigest() if calibrator.is_file() else str(calibrator)
         )
     interrupted = on_interrupt(f"what was measured is kept in {out}: repeat the command to resume")
-    with interrupted, progress.stage(chosen.name, f"answers of {chosen.name}") as stage:
+    requests = chosen.requests(samples) * len(arms)
+    with interrupted, progress.stage(chosen.name, f"answers of {chosen.name}", requests) as stage:
         results = run(
             load,
             chosen,
@@ -102,7 +103,6 @@ def evaluate(
             limit=limit,
             paper_model=paper_model,
             confirm_run_unsafe_code=confirm_run_unsafe_code,
-            begin=stage.at,
             advance=stage.advance,
         )
     show(report(chosen, results, paper_model), output(no_color=False), as_markdown=markdown)

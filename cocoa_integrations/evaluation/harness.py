@@ -172,7 +172,6 @@ def evaluate(
     limit: int | None = None,
     paper_model: str | None = None,
     confirm_run_unsafe_code: bool = False,
-    begin: Callable[[int, int], None] = lambda done, total: None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> dict[str, Any]:
     """Run or resume an evaluation, and write its results.
@@ -193,8 +192,7 @@ def evaluate(
         paper_model: the model of the paper in the table. Default: the most similar one.
         confirm_run_unsafe_code: run the code that the model writes, which ``mbpp`` needs, also where bubblewrap does
             not confine it.
-        begin: called with the numbers of existing and of all answers or choices.
-        advance: called with the number of added ones.
+        advance: called with the number of answers or choices that exist, and then with that of added ones.
 
     Returns:
         The content of ``results.json``.
@@ -244,8 +242,8 @@ def evaluate(
                 )
         ordered = [(str(arm), sample.id) for arm in arms for sample in samples]
         missing = {arm: [sample for sample in samples if (str(arm), sample.id) not in rows] for arm in arms}
-        requests = [sum(map(task.requests, some)) for some in (samples, *missing.values())]
-        begin(requests[0] * len(arms) - sum(requests[1:]), requests[0] * len(arms))
+        for some in missing.values():
+            advance(task.requests(samples) - task.requests(some))
         if any(missing.values()):
             from cocoa_integrations.evaluation.harness_task import ArmModel, Engines, run_arm  # loads the harness
 

@@ -167,9 +167,9 @@ class EvalTask:
     ends_at: str = ""
     runs_code: bool = False
 
-    def requests(self, sample: Sample) -> int:
-        """The number of requests to the model: one, or one for each choice."""
-        return len(sample.choices) if self.multiple_choice else 1
+    def requests(self, samples: Sequence[Sample]) -> int:
+        """The number of requests to the model: one for each sample, or one for each choice."""
+        return sum(len(sample.choices) for sample in samples) if self.multiple_choice else len(samples)
 
     def answer(self, text: str) -> str:
         """The answer within a generated text."""

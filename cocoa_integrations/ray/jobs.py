@@ -213,7 +213,7 @@ def score(
             shown = (progress or Progress("score")).stage("scoring", "rows", len(lines))
             work = [(number, lines[number - 1]) for number in missing]
             with shown as stage, closing(pool.run("cocoa score --ray", work, partial(_score, config))) as results:
-                stage.at(len(done), len(lines))
+                stage.advance(len(done))
                 for index, (line, failed) in results:
                     done[missing[index]] = (line, failed)
                     append_lines(partial_file, [{"number": missing[index], "line": line, "failed": failed}])

@@ -278,9 +278,9 @@ def test_scores_of_heads_are_means_over_the_facts_recalled(monkeypatch: pytest.M
     rounds = ({"facts": [*zip(shares, of_round.tolist(), strict=True)]} for of_round in scores)
     monkeypatch.setattr(lab_heads, "_copied", lambda *_: next(rounds))
     monkeypatch.setattr(lab_heads, "steadiness", lambda _: steady.pop(0))
-    done: list[tuple[int, int]] = []
-    found = find_retrieval_heads(engine, (32,), lambda *at: done.append(at))
-    assert done == [(32 * number, 32 * lab_heads.ROUNDS) for number in (1, 2, 3)]
+    done: list[int] = []
+    found = find_retrieval_heads(engine, (32,), done.append)
+    assert done == [32] * 3
     assert found.samples == 3
     mean = scores[:3, 0].mean(dim=0)
     assert {(head.layer, head.head): head.score for head in found.heads} == {

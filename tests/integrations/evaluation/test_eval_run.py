@@ -139,13 +139,10 @@ def test_a_torn_last_line_is_done_again(engine: CocoaEngine, truthfulqa: Path, t
     for cut in (1, 40, 400):
         file.write_bytes(written[:-cut])
         (tmp_path / "out" / "results.json").unlink()
-        counts: list[tuple[int, int]] = []
         added: list[int] = []
-        options: Any = {"begin": lambda done, total: counts.append((done, total)), "advance": added.append}  # noqa: B023
-        again = evaluate(engine, MC, samples, ARMS, tmp_path / "out", **options)
-        total = 2 * sum(len(sample.choices) for sample in samples)
-        assert counts == [(total - len(samples[-1].choices), total)]
-        assert sum(added) == len(samples[-1].choices)
+        again = evaluate(engine, MC, samples, ARMS, tmp_path / "out", advance=added.append)
+        total, last = sum(len(sample.choices) for sample in samples), len(samples[-1].choices)
+        assert (added[:2], sum(added)) == ([total, total - last], 2 * total)
         rows = rows_of(tmp_path / "out")
         assert [(row["arm"], row["id"]) for row in rows] == [(row["arm"], row["id"]) for row in whole]
         for now, then in zip(again["arms"], results["arms"], strict=True):

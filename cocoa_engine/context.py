@@ -10,13 +10,13 @@ from cocoa_engine.arguments import ResultModel
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import passage_means
 from cocoa_engine.decoding.request import capture_spec
-from cocoa_engine.decoding.task import token_ends
 from cocoa_engine.decoding.token_feed import passage_values
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.session import Session
 from cocoa_engine.model.prompts import Prompt, Source, passage_positions, prompt_ids, require_fits, text_ids
+from cocoa_engine.model.tokenizer import token_ends
 from cocoa_engine.results import Generation
 from cocoa_engine.scoring.given_texts import score_spans
 from cocoa_engine.scoring.text_tree import fed

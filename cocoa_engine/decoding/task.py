@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +18,7 @@ from cocoa_engine.execution.session import Session
 from cocoa_engine.interruptions import at_work
 from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.model.language_model import CaptureSpec
-from cocoa_engine.model.tokenizer import Detokenizer, Tokens
+from cocoa_engine.model.tokenizer import Detokenizer
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.risk.policy import RiskMeasure, RiskPolicy, measures_source, reaches
@@ -32,15 +32,6 @@ def is_loop(token_ids: Sequence[int]) -> bool:
     """Whether the last :data:`LOOP` tokens repeat one sequence of at most :data:`LONGEST` tokens."""
     last = token_ids[-LOOP:]
     return len(last) == LOOP and any(last[size:] == last[:-size] for size in range(1, LONGEST + 1))
-
-
-def token_ends(tokens: Tokens, token_ids: Iterable[int]) -> tuple[str, list[int]]:
-    """The text of tokens, and its length, in complete characters, after each. Some decoders drop its first space."""
-    track, ends = Detokenizer(tokens), []
-    for token_id in token_ids:
-        track.push(token_id)
-        ends.append(len(track.text))
-    return track.text, ends
 
 
 def complete_span(

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.request import capture_spec
-from cocoa_engine.decoding.task import token_ends
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.equations import answer_surprisal, improbability
 from cocoa_engine.errors import PromptError, UnsupportedModelError
@@ -37,6 +36,7 @@ from cocoa_engine.methods.retrieval_heads import (
     spread_heads_of,
 )
 from cocoa_engine.model.prompts import prompt_ids, text_ids
+from cocoa_engine.model.tokenizer import token_ends
 from cocoa_engine.results import Generation
 from cocoa_engine.scoring.text_tree import fed, fed_alone
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from numbers import Integral
 from typing import Any
 
@@ -10,7 +11,7 @@ from typing_extensions import TypeIs
 from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError, shortened
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.text import require_unicode
-from cocoa_engine.model.tokenizer import Detokenizer, Tokens, decoded
+from cocoa_engine.model.tokenizer import Tokens, token_ends
 
 Prompt = str | Sequence[int]
 """Text, to which the tokenizer adds its special tokens, or token ids, which are used unchanged."""
@@ -108,7 +109,7 @@ def text_ids(
         # the answer of a chat, which makes no control tokens
         ids = _usable(model, tokens.encode(text, add_special_tokens=False, split_special_tokens=True), what)
     require_fits(model, len(before), len(ids), what)
-    return ids, text if isinstance(text, str) else decoded(tokens, ids)
+    return ids, text if isinstance(text, str) else token_ends(tokens, ids)[0]
 
 
 def require_room(window: int | None, prompt_tokens: int) -> None:
@@ -223,22 +224,16 @@ def _decoded(
     That text may lack special tokens and spaces that the prompt has. Where the tokenizer changes a passage, the decoded
     text before its ends tells where they are.
     """
-    track = Detokenizer(tokens)
-    offsets: list[tuple[int, int]] = []
-    waiting = 0  # tokens whose characters are not complete yet
-    for token_id in token_ids:
-        start = len(track.text)
-        track.push(token_id)
-        waiting += 1
-        if len(track.text) > start:
-            offsets += [(start, len(track.text))] * waiting
-            waiting = 0
-    offsets += [(len(track.text), len(track.text))] * waiting
+    decoded, ends = token_ends(tokens, token_ids)
+    offsets, completed = list[tuple[int, int]](), (len(decoded), len(decoded))
+    for start, end in reversed([*pairwise([0, *ends])]):
+        completed = (start, end) if end > start else completed  # by this token, or by one after it
+        offsets.append(completed)
     moved: list[tuple[int, int]] = []
     for start, end in ranges:
-        place = _place(track.text, text[start:end], moved)
+        place = _place(decoded, text[start:end], moved)
         if place is None:
-            first, last = (len(decoded(tokens, tokens.encode(text[:at]))) for at in (start, end))
+            first, last = (len(token_ends(tokens, tokens.encode(text[:at]))[0]) for at in (start, end))
             place = first, last
         moved.append(place)
-    return moved, offsets
+    return moved, offsets[::-1]

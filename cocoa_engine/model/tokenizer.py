@@ -6,7 +6,7 @@ import codecs
 import copy
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -329,9 +329,10 @@ class Detokenizer:
         return text[:-1] if begun else text if len(whole) == len(parts) else self._tokens.decode(before)
 
 
-def decoded(tokens: Tokens, token_ids: Sequence[int]) -> str:
-    """The text of tokens, without a character that they begin and do not complete."""
-    track = Detokenizer(tokens)
+def token_ends(tokens: Tokens, token_ids: Iterable[int]) -> tuple[str, list[int]]:
+    """The text of tokens, and its length, in complete characters, after each. Some decoders drop its first space."""
+    track, ends = Detokenizer(tokens), []
     for token_id in token_ids:
         track.push(token_id)
-    return track.text
+        ends.append(len(track.text))
+    return track.text, ends

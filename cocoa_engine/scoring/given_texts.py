@@ -20,7 +20,7 @@ from cocoa_engine.decoding.branch import (
 from cocoa_engine.decoding.next_tokens import most_probable, token_statistics
 from cocoa_engine.decoding.request import capture_spec
 from cocoa_engine.decoding.speculation import AnswerHistory
-from cocoa_engine.decoding.task import complete_span, make_generation, require_ability, token_ends
+from cocoa_engine.decoding.task import complete_span, make_generation, require_ability
 from cocoa_engine.decoding.token_feed import StateReader, passage_values, source_values
 from cocoa_engine.equations import mean_pooled, mean_pooled_sum, span_log_prob
 from cocoa_engine.errors import ConfigError, NonFiniteLogitsError, PromptError
@@ -31,6 +31,7 @@ from cocoa_engine.interruptions import Cancellation, at_work
 from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.model import prompts
 from cocoa_engine.model.language_model import CaptureSpec, LanguageModel
+from cocoa_engine.model.tokenizer import token_ends
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.risk.policy import RiskMeasure, RiskPolicy, reaches

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.speculation import AnswerHistory
-from cocoa_engine.decoding.task import token_ends
 from cocoa_engine.equations import con_mlds_of, disagreement, f_mlds_of, mean_pooled
 from cocoa_engine.errors import UnsupportedModelError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.language_model import CaptureSpec, FinalLayer, LanguageModel, capture
 from cocoa_engine.model.prompts import Prompt, prompt_ids, text_ids
+from cocoa_engine.model.tokenizer import token_ends
 from cocoa_engine.scoring.given_texts import TokenRow, require_finite, token_rows
 from cocoa_engine.scoring.text_tree import Step, fed
 

@@ -113,13 +113,7 @@ class _Row(RowModel):
 
     def sample(self, number: str, prompt: str) -> Sample:
         """The sample; ``number`` is the id of a record that has none."""
-        return Sample(
-            id=self.id or number,
-            question=self.question,
-            prompt=prompt,
-            references=self.references,
-            context=self.context or "",
-        )
+        return Sample(**{"id": number, **self.model_dump(exclude_none=True), "prompt": prompt})
 
 
 @dataclass(frozen=True)

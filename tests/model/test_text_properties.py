@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
-from cocoa_engine.model.tokenizer import REPLACEMENT, Detokenizer, Tokens
+from cocoa_engine.model.tokenizer import REPLACEMENT, Detokenizer, Tokens, token_ends
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from tests.helpers.processors import Dictated
 from tests.helpers.reference import FullForward, Reference, assert_same, text_of

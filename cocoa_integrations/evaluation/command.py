@@ -1,6 +1,6 @@
 """``cocoa eval`` compares decoding methods on a data file, and ``cocoa judge`` lets an LLM judge the answers."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,13 +10,15 @@ import typer
 from cocoa_engine import CocoaConfig
 from cocoa_engine.cli.info import declared_options, load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, Runner, with_options
-from cocoa_engine.cli.output import Progress, Stage, on_interrupt, output
+from cocoa_engine.cli.output import Progress, on_interrupt, output
 from cocoa_engine.errors import ConfigError, MissingExtraError
 from cocoa_engine.integration import MODEL_NAME, need
 from cocoa_engine.rendering.terminal import show
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
+
+    from cocoa_integrations.evaluation.judge import Lines
 
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown, also on a terminal.")]
 PaperModel = Annotated[
@@ -151,20 +153,20 @@ def judge(
     if factscore:
         stages = [("splitting", "summaries"), ("checking", "facts")]
         progress.plan({"splitting": 1.0, "checking": FACTS})
-    calls = {"name": judge, "attempts": attempts, "timeout": timeout, "concurrency": concurrency}
+    calls: Any = {"name": judge, "attempts": attempts, "timeout": timeout, "concurrency": concurrency}
     interrupted = on_interrupt(f"the verdicts so far are kept in {folder}: repeat the command to resume")
-    with interrupted, ExitStack() as running:
-        begun: list[Stage] = []
 
-        def begin(total: int) -> None:
-            running.close()  # the stage before
-            begun.append(running.enter_context(progress.stage(*stages[len(begun)], total)))
+    def track(replies: Iterator["Lines"], total: int) -> Iterator["Lines"]:
+        with progress.stage(*stages.pop(0), total) as stage:
+            for lines in replies:
+                yield lines
+                stage.advance()
 
-        told: Any = {"begin": begin, "advance": lambda count: begun[-1].advance(count), **calls}
+    with interrupted:
         if factscore:
-            shown = factscore_report(factscore_run(folder, model, gamma=gamma, **told))
+            shown = factscore_report(factscore_run(folder, model, gamma=gamma, track=track, **calls))
         else:
-            results = judge_run(folder, model, paper_model=paper_model, **told)
+            results = judge_run(folder, model, paper_model=paper_model, track=track, **calls)
             shown = judged_report(results, paper_model)
     show(shown, output(no_color=False), as_markdown=markdown)
 

@@ -56,6 +56,10 @@ FACT_COLUMNS = (Column("factscore", "FActScore (%)"), Column("facts", "Facts per
 SUMMARY_TASKS = ("samsum", "xsum")
 
 
+Lines = list[dict[str, Any]]
+Track = Callable[[Iterator[Lines], int], Iterable[Lines]]
+
+
 class Asked(NamedTuple):
     """A prompt, its key in the file, and the function for the verdict in a reply: any JSON value, or `None`."""
 
@@ -111,20 +115,17 @@ class Judge:
         self,
         file: Path,
         prompts: Iterable[Asked],
-        begin: Callable[[int], None] = lambda total: None,
-        advance: Callable[[int], None] = lambda count: None,
+        track: Track = lambda replies, total: replies,
     ) -> dict[str, Any]:
         """The verdicts about prompts by key: those in the file of replies, and those that the judge gives now.
 
-        ``begin`` is called with the number of prompts that are sent, and ``advance`` after each of them.
+        ``track`` passes on the replies to each of the prompts that are sent, whose number it is told.
         """
         verdicts = {line["key"]: line["verdict"] for line in self._own_lines(file) if line.get("verdict") is not None}
         remaining = {asked.key: asked for asked in prompts if asked.key not in verdicts}
-        begin(len(remaining))
-        for lines in self.replies(list(remaining.values())):
+        for lines in track(self.replies(list(remaining.values())), len(remaining)):
             append_lines(file, lines)
             verdicts |= {line["key"]: line["verdict"] for line in lines if line["verdict"] is not None}
-            advance(1)
         return verdicts
 
     def _own_lines(self, file: Path) -> list[dict[str, Any]]:
@@ -191,8 +192,7 @@ def judge_run(
     judge: BaseChatModel,
     *,
     paper_model: str | None = None,
-    begin: Callable[[int], None] = lambda total: None,
-    advance: Callable[[int], None] = lambda count: None,
+    track: Track = lambda replies, total: replies,
     **options: Any,
 ) -> dict[str, Any]:
     """Judge every answer of a run. Stored verdicts are reused.
@@ -203,7 +203,7 @@ def judge_run(
         folder: the folder of :func:`~cocoa_integrations.evaluation.harness.evaluate`.
         judge, **options: as for :class:`Judge`.
         paper_model: as in ``evaluate``.
-        begin, advance: called with the numbers of remaining prompts, and of those that were completed.
+        track: passes on the replies to each remaining prompt, whose number it is told; for a progress bar.
 
     Raises:
         ConfigError: the folder contains no run, the task needs no judge, or the judge has a temperature.
@@ -224,7 +224,7 @@ def judge_run(
             for question in QUESTIONS[task]
             if row["answer"]  # an empty answer is neither true nor informative, and needs no judge
         }
-        verdicts = asking.verdicts(file, asked.values(), begin, advance)
+        verdicts = asking.verdicts(file, asked.values(), track)
         judged = {answer: verdicts.get(prompt.key) for answer, prompt in asked.items()}
         results = asking.results(file, settings, rows, lambda own: _judged(own, criteria, judged))
         results["verdicts"] = [
@@ -270,8 +270,7 @@ def factscore_run(
     judge: BaseChatModel,
     *,
     gamma: float | None = None,
-    begin: Callable[[int], None] = lambda total: None,
-    advance: Callable[[int], None] = lambda count: None,
+    track: Track = lambda replies, total: replies,
     **options: Any,
 ) -> dict[str, Any]:
     """The FActScore of every summary of a run. Stored replies are reused.
@@ -283,8 +282,7 @@ def factscore_run(
         judge, **options: as for :class:`Judge`.
         gamma: the length penalty of FActScore's code, which uses 10: a summary with F <= gamma facts is multiplied by
             exp(1 - gamma / F). `None` applies none.
-        begin, advance: as for :func:`judge_run`. ``begin`` is called before the summaries are split, and before the
-            facts are checked.
+        track: as for :func:`judge_run`, for the summaries that are split, and then for the facts that are checked.
 
     Returns:
         The content of ``factscore.json``. A summary that is empty or states no fact has no score. Neither has one that
@@ -308,7 +306,7 @@ def factscore_run(
             for answer, row in rows.items()
             if row["answer"]
         }
-        facts = asking.verdicts(file, splits.values(), begin, advance)
+        facts = asking.verdicts(file, splits.values(), track)
         checks = {
             answer: [
                 asking.asked(CHECK.substitute(document=rows[answer]["context"], fact=fact), yes_or_no)
@@ -318,7 +316,7 @@ def factscore_run(
             if split.key in facts
         }
         prompts = [check for of_answer in checks.values() for check in of_answer]
-        verdicts = asking.verdicts(file, prompts, begin, advance)
+        verdicts = asking.verdicts(file, prompts, track)
         supported = {answer: [verdicts.get(check.key) for check in claims] for answer, claims in checks.items()}
         results = asking.results(file, settings, rows, lambda own: _factscored(own, supported, gamma))
         results["gamma"] = gamma

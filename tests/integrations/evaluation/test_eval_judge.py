@@ -10,6 +10,7 @@ import math
 import re
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -188,20 +189,22 @@ def test_a_stopped_judging_goes_on_and_does_not_wait_for_a_judge_that_hangs(fold
             release.wait(60)
         return _long_is_true(prompt)
 
-    def stop(_: int) -> None:
-        if len(calls) >= 3:
-            raise KeyboardInterrupt
+    def stopped(replies: Iterator[Any], total: int) -> Iterator[Any]:
+        for lines in replies:
+            yield lines
+            if len(calls) >= 3:
+                raise KeyboardInterrupt
 
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        judge_run(folder, RuleJudge(rule=rule), concurrency=2, advance=stop)
+        judge_run(folder, RuleJudge(rule=rule), concurrency=2, track=stopped)
     assert time.monotonic() - start < 30
     release.set()
     kept = rows_of(folder, "judgements.jsonl")
     with (folder / "judgements.jsonl").open("a") as file:
         file.write('{"key": "torn')
     done: list[int] = []
-    results = judge_run(folder, RuleJudge(rule=_long_is_true), begin=done.append)
+    results = judge_run(folder, RuleJudge(rule=_long_is_true), track=lambda lines, total: done.append(total) or lines)
     distinct = {(row["question"], row["answer"]) for row in rows_of(folder)}
     assert kept
     assert done == [2 * len(distinct) - len(kept)]

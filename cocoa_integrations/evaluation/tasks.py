@@ -251,17 +251,9 @@ def _measure_short_answer(sample: Sample, answer: str) -> dict[str, float]:
     return {"em": metrics.exact_match(answer, sample.references), "f1": metrics.f1(answer, sample.references)}
 
 
-def _measure_summary(sample: Sample, answer: str) -> dict[str, float]:
-    return {"rouge_l": metrics.rouge_l(answer, sample.references)}
-
-
 def _measure_code(sample: Sample, answer: str, *, confirm_run_unsafe_code: bool = False) -> dict[str, float]:
     passed = passes(code_of(answer), sample.tests, confirm_run_unsafe_code=confirm_run_unsafe_code)
     return {"pass_at_1": float(passed)}
-
-
-def _measure_number(sample: Sample, answer: str) -> dict[str, float]:
-    return {"accuracy": metrics.same_number(answer, sample.references[0])}
 
 
 _SHORT: Any = {
@@ -274,7 +266,7 @@ _SHORT: Any = {
 }
 _SUMMARY: Any = {
     "columns": (Column("rouge_l", "ROUGE-L", scale=1, decimals=4),),
-    "measure": _measure_summary,
+    "measure": lambda sample, answer: {"rouge_l": metrics.rouge_l(answer, sample.references)},
     "ends_at": "\n\n",
     "max_new_tokens": 64,
 }
@@ -316,7 +308,7 @@ _TASKS = (
         _GSM8K,
         prompts.gsm8k,
         (Column("accuracy", "Accuracy (%)"),),
-        _measure_number,
+        lambda sample, answer: {"accuracy": metrics.same_number(answer, sample.references[0])},
         until=("\nQuestion:",),
         max_new_tokens=256,
     ),

@@ -10,7 +10,6 @@ from cocoa_engine.arguments import ResultModel
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import passage_means
 from cocoa_engine.decoding.request import capture_spec
-from cocoa_engine.decoding.token_feed import passage_values
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.backends.shared_cache import SharedCache
@@ -171,6 +170,6 @@ def passage_attention(engine: CocoaEngine, generation: Generation, prompt: Promp
     rows: list[Sequence[float]] = []
     with fed(session.backend, before, [text], capture, passages=passages) as steps:
         for step in steps:
-            rows += passage_values(step.output)
+            rows += step.output.passages
     ranges = pairwise(accumulate(map(len, spans), initial=0))
     return [passage_means(rows[start:end]) for start, end in ranges]

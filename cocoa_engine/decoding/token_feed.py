@@ -102,7 +102,7 @@ class Distributions:
 
     def outputs(self, step: StepOutput) -> list[TokenOutput]:
         """The output of a forward pass, split into one entry for each fed token."""
-        source, passages = source_values(step), passage_values(step)
+        source, passages = step.source, step.passages
         hidden, probe = self._states.of_mlds(step.hidden), self._states.probe_scores(step.hidden)
         distributions = [None] * len(step.logits) if self._needs_paths else self._top(step.logits, step.others)
         outputs = []
@@ -161,16 +161,6 @@ class Distributions:
             return rows
         top = [() if row is None else zip(row.token_ids[:count], row.log_probs[:count], strict=True) for row in rows]
         return [row and replace(row, top=tuple(pairs)) for row, pairs in zip(rows, top, strict=True)]
-
-
-def source_values(step: StepOutput) -> Sequence[float | None]:
-    """The source attention of each fed token; `None` for each if it was not measured."""
-    return [None] * len(step.logits) if step.source is None else step.source.tolist()
-
-
-def passage_values(step: StepOutput) -> Sequence[Sequence[float]]:
-    """The attention of each fed token on each passage; empty for each if there are none."""
-    return [()] * len(step.logits) if step.passages is None else step.passages.tolist()
 
 
 def logits_of(output: TokenOutput) -> Tensor:

@@ -21,7 +21,7 @@ from cocoa_engine.decoding.next_tokens import most_probable, token_statistics
 from cocoa_engine.decoding.request import capture_spec
 from cocoa_engine.decoding.speculation import AnswerHistory
 from cocoa_engine.decoding.task import complete_span, make_generation, require_ability
-from cocoa_engine.decoding.token_feed import StateReader, passage_values, source_values
+from cocoa_engine.decoding.token_feed import StateReader
 from cocoa_engine.equations import mean_pooled, mean_pooled_sum, span_log_prob
 from cocoa_engine.errors import ConfigError, NonFiniteLogitsError, PromptError
 from cocoa_engine.execution.backends import Backend
@@ -60,7 +60,7 @@ def token_rows(step: Step, top_count: int = 0) -> list[TokenRow]:
     """The measurements of each token of a step."""
     assert step.logits is not None
     rows: list[TokenRow] = []
-    source, passages = source_values(step.output), passage_values(step.output)
+    source, passages = step.output.source, step.output.passages
     for start in range(0, len(step.token_ids), _CHUNK):
         part = slice(start, start + _CHUNK)
         token_ids, predicting = step.token_ids[part], step.logits[step.parents[part]]

@@ -17,7 +17,7 @@ from cocoa_engine.decoding.branch import Branch
 from cocoa_engine.decoding.next_tokens import NextTokens, next_tokens, non_finite
 from cocoa_engine.decoding.request import Rules, capture_spec
 from cocoa_engine.decoding.span_decoder import SpanDecoder
-from cocoa_engine.decoding.token_feed import Distributions, TokenFeed, TokenOutput, source_values
+from cocoa_engine.decoding.token_feed import Distributions, TokenFeed, TokenOutput
 from cocoa_engine.execution.backends import Backend, Path, StepOutput, TokenTree
 from cocoa_engine.execution.forward.source_attention import SourceProbe, observed_attention, probe_of
 from cocoa_engine.execution.session import Session
@@ -280,7 +280,7 @@ class CandidateGrower:
             some = paths[start : start + width]
             self._cancellation.check()
             output = self._backend.step([(tree, some)])[0]
-            source = source_values(output)
+            source = output.source
             for row, (path, following) in enumerate(zip(some, self._top(output.logits), strict=True)):
                 # if no token can be chosen, the decode loop raises the error, which needs the logits
                 outputs[path] = TokenOutput(

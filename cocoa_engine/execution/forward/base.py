@@ -264,14 +264,14 @@ class StepOutput(NamedTuple):
     masses: Tensor | None = None
 
     @property
-    def source(self) -> Tensor | None:
-        """The mass on the prompt, ``[W]``."""
-        return None if self.masses is None else self.masses[:, 0]
+    def source(self) -> Sequence[float | None]:
+        """The mass of each token on the prompt; `None` for each if it was not measured."""
+        return [None] * len(self.logits) if self.masses is None else self.masses[:, 0].tolist()
 
     @property
-    def passages(self) -> Tensor | None:
-        """The mass on each passage, ``[W, P]``; ``None`` if there are none."""
-        return None if self.masses is None or self.masses.shape[1] == 1 else self.masses[:, 1:]
+    def passages(self) -> Sequence[Sequence[float]]:
+        """The mass of each token on each passage; empty for each if there are none."""
+        return [()] * len(self.logits) if self.masses is None else self.masses[:, 1:].tolist()
 
     def rows(self, start: int, end: int) -> StepOutput:
         """The output of some of the tokens."""

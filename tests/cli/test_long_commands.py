@@ -486,14 +486,14 @@ def test_a_closed_stderr_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.fixture
 def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step of a command takes long enough for a line."""
-    at = Stage.at
+    advance = Stage.advance
 
-    def slow(stage: Stage, done: int, total: int) -> None:
+    def slow(stage: Stage, count: int = 1) -> None:
         time.sleep(0.015)
-        at(stage, done, total)
+        advance(stage, count)
 
     monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0.01)
-    monkeypatch.setattr(Stage, "at", slow)
+    monkeypatch.setattr(Stage, "advance", slow)
 
 
 @pytest.fixture

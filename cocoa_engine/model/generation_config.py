@@ -16,7 +16,6 @@ from cocoa_engine.model.language_model import PASSED_ON, LanguageModel
 from cocoa_engine.model.tokenizer import Tokens
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
 
     from cocoa_engine.model.light_model import LightModel

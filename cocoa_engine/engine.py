@@ -275,7 +275,12 @@ class CocoaEngine:
         return Detokenizer(self.session.tokens)
 
     def constrain(
-        self, *, json_schema: Mapping[str, Any] | None = None, regex: str | None = None, grammar: str | None = None
+        self,
+        *,
+        json_schema: Mapping[str, Any] | None = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+        ignored_ends: Collection[int] = (),
     ) -> GrammarProcessor:
         """A logits processor that constrains answers to a JSON schema, a regular expression or a grammar.
 
@@ -285,15 +290,17 @@ class CocoaEngine:
             json_schema: the answer is a JSON value that matches this schema, on one line.
             regex: the whole answer matches this expression (syntax of Rust's regex crate).
             grammar: the answer matches this grammar, in llguidance's dialect of Lark, with a rule ``start``.
+            ignored_ends: those of :meth:`generate`, which may then stand in the answer.
 
         Raises:
-            ConfigError: not exactly one of them is given, it is invalid or takes too much time or memory, the schema
+            ConfigError: not exactly one of the first three is given, it is invalid or takes too much time or memory, the schema
                 has a keyword that no grammar enforces (such as ``not``), or the tokenizer is not a fast tokenizer.
             MissingExtraError: llguidance is not installed (the extra ``tools``).
         """
         from cocoa_engine.decoding.grammar import constraint
 
-        return constraint(self.tokenizer, self.end_token_ids, json_schema=json_schema, regex=regex, grammar=grammar)
+        ends = self.end_token_ids.difference(ignored_ends)
+        return constraint(self.tokenizer, ends, json_schema=json_schema, regex=regex, grammar=grammar)
 
     def render_chat(self, messages: Messages, **template_kwargs: Any) -> str:
         """Chat messages as one text, by the tokenizer's chat template, up to the start of the answer.

@@ -178,8 +178,7 @@ class Plan:
             grammar = call_grammar(self.style, request, schemas, self.engine.tokenizer, other, foot)
         if self.inside_reasoning:
             grammar = after_reasoning(grammar, self.engine.tokenizer, self._tags.closing)
-        ends = self.engine.end_token_ids.difference(self.inner_ends)
-        return [GrammarProcessor(grammar, self.engine.tokenizer, eos_token_ids=ends)]
+        return [self.engine.constrain(grammar=grammar, ignored_ends=self.inner_ends)]
 
     @one_budget()
     def read(self, text: str, *, done: bool = True, start: int = 0, marks: Sequence[Mark] = ()) -> Reading:

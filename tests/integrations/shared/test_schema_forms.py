@@ -390,7 +390,7 @@ def accepts(request: ToolRequest, value: Any) -> bool:
 class Constrained:
     """An engine that tells what its answers would be constrained by."""
 
-    tokenizer = engine_for_schemas().tokenizer
+    tokenizer, end_token_ids = engine_for_schemas().tokenizer, engine_for_schemas().end_token_ids
     render_chat = staticmethod(engine_for_schemas().render_chat)
 
     def constrain(self, **asked: Any) -> Any:

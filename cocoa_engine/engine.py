@@ -293,8 +293,8 @@ class CocoaEngine:
             ignored_ends: those of :meth:`generate`, which may then stand in the answer.
 
         Raises:
-            ConfigError: not exactly one of the first three is given, it is invalid or takes too much time or memory, the schema
-                has a keyword that no grammar enforces (such as ``not``), or the tokenizer is not a fast tokenizer.
+            ConfigError: not exactly one of the first three is given, it is invalid or takes too much time or memory,
+                the schema has a keyword that no grammar enforces (such as ``not``), or the tokenizer is no fast one.
             MissingExtraError: llguidance is not installed (the extra ``tools``).
         """
         from cocoa_engine.decoding.grammar import constraint

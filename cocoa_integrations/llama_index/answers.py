@@ -1,7 +1,7 @@
 """The answers that a model gave for one response, and their risk in the metadata of the response."""
 
 import warnings
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -232,14 +232,14 @@ class Answers(RiskCollector):
             )
         return lifted
 
-    def read(self, deltas: Any, metadata: dict[str, Any], *retrieved: Any) -> Any:
-        """Pass a stream of either kind on. At its end, ``metadata`` is filled; see :meth:`write`."""
+    def at_end(self, metadata: dict[str, Any], *retrieved: Any) -> Callable[[Sequence[str]], Sequence[str]]:
+        """What :meth:`write` does with the text of a stream when it has been read to its end."""
 
-        def end(deltas: Sequence[str]) -> Sequence[str]:
+        def write(deltas: Sequence[str]) -> Sequence[str]:
             self.write(metadata, "".join(deltas), *retrieved)
             return ()
 
-        return (self.areading if isinstance(deltas, AsyncIterator) else self.reading)(deltas, end)
+        return write
 
 
 def parts_of(text: str, answers: Sequence[Collected]) -> list[Part]:

@@ -1,7 +1,9 @@
 """The answers that a model gave for one response, and their risk in the metadata of the response."""
 
+import asyncio
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Sequence
+from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -232,14 +234,25 @@ class Answers(RiskCollector):
             )
         return lifted
 
-    def at_end(self, metadata: dict[str, Any], *retrieved: Any) -> Callable[[Sequence[str]], Sequence[str]]:
-        """What :meth:`write` does with the text of a stream when it has been read to its end."""
+    def read(self, deltas: Iterator[str], metadata: dict[str, Any], *retrieved: Any) -> Generator[str, None, None]:
+        """Pass a stream on, and fill ``metadata`` when it has been read to its end; see :meth:`write`."""
+        text = ""
+        with closing(self.reading(deltas)) as read:
+            for delta in read:
+                text += delta
+                yield delta
+        self.write(metadata, text, *retrieved)
 
-        def write(deltas: Sequence[str]) -> Sequence[str]:
-            self.write(metadata, "".join(deltas), *retrieved)
-            return ()
-
-        return write
+    async def aread(
+        self, deltas: AsyncIterator[str], metadata: dict[str, Any], *retrieved: Any
+    ) -> AsyncGenerator[str, None]:
+        """Like :meth:`read`."""
+        text = ""
+        async with aclosing(self.areading(deltas)) as read:
+            async for delta in read:
+                text += delta
+                yield delta
+        await asyncio.to_thread(self.write, metadata, text, *retrieved)
 
 
 def parts_of(text: str, answers: Sequence[Collected]) -> list[Part]:

@@ -11,7 +11,6 @@ LlamaIndex suppresses exceptions of event handlers, so a handler can observe an 
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextvars import ContextVar
@@ -151,45 +150,31 @@ class RiskCollector(RiskLog):
         # Not reset(token): the block may be left in a different context than it was entered in (async fixtures).
         _collectors.set(tuple(collector for collector in _collectors.get() if collector is not self))
 
-    def reading(
-        self, items: Iterator[Item], rest: Callable[[Sequence[Item]], Sequence[Item]]
-    ) -> Generator[Item, None, None]:
-        """Pass a stream on, and collect the answers that are requested while it is read.
-
-        When it has been read to its end, ``rest`` is given all items, and returns those that follow.
-        """
-        seen: list[Item] = []
+    def reading(self, items: Iterator[Item]) -> Generator[Item, None, None]:
+        """Pass a stream on, and collect the answers that are requested while it is read."""
         try:
             while True:
                 with self:  # not across the yield, which would add the collector to the context of the reader
                     item = next(items, _END)
                 if item is _END:
-                    break
-                seen.append(item)
+                    return
                 yield item
         finally:
             if isinstance(items, Generator):
                 items.close()
-        yield from rest(seen)
 
-    async def areading(
-        self, items: AsyncIterator[Item], rest: Callable[[Sequence[Item]], Sequence[Item]]
-    ) -> AsyncGenerator[Item, None]:
-        """Like :meth:`reading`; ``rest`` runs in a thread."""
-        seen: list[Item] = []
+    async def areading(self, items: AsyncIterator[Item]) -> AsyncGenerator[Item, None]:
+        """Like :meth:`reading`."""
         try:
             while True:
                 with self:
                     item = await anext(items, _END)
                 if item is _END:
-                    break
-                seen.append(item)
+                    return
                 yield item
         finally:
             if isinstance(items, AsyncGenerator):
                 await items.aclose()
-        for item in await asyncio.to_thread(rest, seen):
-            yield item
 
     def take(self, answer: Collected) -> None:
         """Add an answer."""

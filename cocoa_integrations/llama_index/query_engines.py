@@ -137,9 +137,8 @@ class RiskQueryEngine(BaseQueryEngine):
         metadata, nodes = dict(response.metadata or {}), response.source_nodes
         if isinstance(response, (StreamingResponse, AsyncStreamingResponse)):
             metadata = {RISK_KEY: None, **metadata, REPORTS_KEY: []}
-            read: Any = answers.reading if isinstance(response, StreamingResponse) else answers.areading
-            deltas = read(response.response_gen, answers.at_end(metadata, nodes))
-            return replace(response, response_gen=deltas, metadata=metadata)
+            read: Any = answers.read if isinstance(response, StreamingResponse) else answers.aread
+            return replace(response, response_gen=read(response.response_gen, metadata, nodes), metadata=metadata)
         answers.write(metadata, str(response), nodes, is_object=isinstance(response, PydanticResponse))
         return replace(response, metadata=metadata)
 
@@ -230,15 +229,11 @@ class RiskStreamingChatResponse(StreamingAgentChatResponse):
     @property
     def response_gen(self) -> Generator[str, None, None]:
         """The text of the answer, in chunks."""
-        return self._answers.reading(
-            super().response_gen, self._answers.at_end(self.metadata, self.source_nodes, self.sources)
-        )
+        return self._answers.read(super().response_gen, self.metadata, self.source_nodes, self.sources)
 
     def async_response_gen(self) -> AsyncGenerator[str, None]:
         """The text of the answer, in chunks."""
-        return self._answers.areading(
-            super().async_response_gen(), self._answers.at_end(self.metadata, self.source_nodes, self.sources)
-        )
+        return self._answers.aread(super().async_response_gen(), self.metadata, self.source_nodes, self.sources)
 
 
 class RiskChatEngine(BaseChatEngine):

@@ -1,6 +1,7 @@
 """Structured output whose responses have the risk of every field, and how the LLM calls functions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import (
@@ -52,19 +53,31 @@ class RiskStructuredLLM(StructuredLLM):
         """The object as it grows, then once more with its risk."""
         with (collector := RiskCollector()):
             partial = super().stream_chat(messages, **kwargs)
-        return collector.reading(partial, self._at_end(collector, kwargs))
+
+        def responses() -> ChatResponseGen:
+            last = None
+            with closing(collector.reading(partial)) as read:
+                for last in read:
+                    yield last
+            if last is not None:
+                yield self._reported(last.model_copy(), collector, kwargs, "full")
+
+        return responses()
 
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Like :meth:`stream_chat`, without blocking the event loop."""
         with (collector := RiskCollector()):
             partial = await super().astream_chat(messages, **kwargs)
-        return collector.areading(partial, self._at_end(collector, kwargs))
 
-    def _at_end(
-        self, collector: RiskCollector, options: Mapping[str, Any]
-    ) -> Callable[[Sequence[ChatResponse]], Sequence[ChatResponse]]:
-        """The response after those of a stream."""
-        return lambda seen: [self._reported(last.model_copy(), collector, options, "full") for last in seen[-1:]]
+        async def responses() -> ChatResponseAsyncGen:
+            last = None
+            async with aclosing(collector.areading(partial)) as read:
+                async for last in read:
+                    yield last
+            if last is not None:
+                yield self._reported(last.model_copy(), collector, kwargs, "full")
+
+        return responses()
 
     def _reported(
         self, response: ChatResponse, collector: RiskCollector, options: Mapping[str, Any], default: Detail

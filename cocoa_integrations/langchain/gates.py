@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeVar
 
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration
-from langchain_core.runnables import RunnableGenerator
+from langchain_core.runnables import RunnableConfig, RunnableGenerator
 
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine import UnitLevel
@@ -109,6 +109,15 @@ class RiskGate(RunnableGenerator[Any, Any]):
             answer = answers.with_change(answer, self.limit.with_marks(text, report, self.mark))
         return self.with_gate_entry(answer)
 
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return self._call_with_config(self.passed, input, config)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        async def apassed(answer: Any) -> Any:
+            return self.passed(answer)
+
+        return await self._acall_with_config(apassed, input, config)
+
     def _chunks(self, input: Iterator[Any]) -> Iterator[Any]:
         stream = _Stream(self)
         for chunk in input:
@@ -164,7 +173,7 @@ class _Stream:
 
     def _continues(self, chunk: Any) -> bool:
         """Whether the text of a chunk is that of its spans. Where a tool call may begin it is not: it is delayed."""
-        if not isinstance(chunk, AIMessageChunk):
+        if not isinstance(chunk, BaseMessage):
             return False
         spans, text = get_spans(chunk), chunk.text
         written = "".join(span.text or "" for span in spans if not span.is_reasoning)

@@ -149,12 +149,11 @@ class _Stream:
         self._begin = 0  # the offset of the first character, after any reasoning
         self._text = ""  # of the chunks so far, without marks
         self._passed = 0  # characters of it that were passed on; the others may still get a mark, or be part of a word
-        self._shown = 0  # the same with marks
-        self._edits: list[Edit] = []  # of what was passed on
         self._pending: list[SpanReport] = []  # spans that were not passed on
-        self._line = 0  # where the line begins that is not complete
-        self._spans: list[SpanReport] = []  # those of that line
-        self._opened = ""  # the line before it that opens a block of code
+        self._line: list[SpanReport] = []  # spans of the line that is not complete
+        self._before = ""  # what stands before them in that line, after the line that opens a block of code
+        self._grown = 0  # characters of the marks before it
+        self._edits: list[Edit] = []  # of what was passed on
 
     def add(self, chunk: Any) -> Iterator[Any]:
         if self._buffered is None and self._streams and self._continues(chunk):
@@ -188,7 +187,7 @@ class _Stream:
         self._text += text
         if self._text:
             self._pending += spans
-            self._spans += [span for span in spans if not span.is_reasoning]
+            self._line += [span for span in spans if not span.is_reasoning]
             is_json = report is not None and not self._passed and is_machine_read(self._text, report)
             shown, moved = self._taken(is_last=report is not None, is_json=is_json)
             if shown != text:
@@ -202,17 +201,19 @@ class _Stream:
 
     def _taken(self, *, is_last: bool, is_json: bool = False) -> tuple[str, list[SpanReport]]:
         """The text and the spans that can be passed on. A word, a mark or JSON that may go on is kept back."""
-        if not self._spans or not (is_last or self._passed or not may_become_json(self._text)):
+        if not self._line or not (is_last or self._passed or not may_become_json(self._text)):
             return "", []
         begin, text = self._begin, self._text
-        spans = EditedText(text[self._line :], (), begin + self._line).spans(self._spans)
-        edits = self._gate.limit.mark_edits(spans, self._gate.mark, before=self._opened)
+        first = max(self._line[0].start - begin, 0)
+        line = EditedText(text[first:], (), begin + first)
+        edits = self._gate.limit.mark_edits(line.spans(self._line), self._gate.mark, before=self._before)
         edits = [edit for edit in edits if edit.text is not None or not is_json]
         end = len(text)
         while not is_last and end > self._passed and not (text[end - 1].isspace() or is_unspaced(text[end - 1])):
             end -= 1
         if callable(self._gate.mark) and not is_last:  # signs may be redacted with the word that follows them
-            risky = [(part.start - begin, part.end - begin) for part, _ in self._gate.limit.risky(spans)]
+            parts = self._gate.limit.risky(line.spans(self._line))
+            risky = [(part.start - begin, part.end - begin) for part, _ in parts]
             while end > self._passed and not text[end - 1].isalnum() and any(a < end <= b for a, b in risky):
                 end -= 1
         last_line = text.rfind("\n") + 1
@@ -223,16 +224,28 @@ class _Stream:
             goes_on = edit.end - begin >= min(end, opened + 1) or (following and not any(map(str.isalnum, following)))
             if not is_last and goes_on and edit.start - begin >= self._passed:
                 end = min(end, edit.start - begin, held)
-        self._edits += [edit for edit in edits if self._passed <= edit.start - begin and edit.end - begin <= end]
-        change = EditedText(text[:end], (), begin).changed(self._edits)
+        new = [edit for edit in edits if self._passed <= edit.start - begin and edit.end - begin <= end]
+        edits = [*(edit for edit in self._edits if edit.start - begin >= first), *new]
+        change = EditedText(text[first:end], (), begin + first).changed(edits)
         ready = [span for span in self._pending if span.end - begin <= end]
         self._pending = self._pending[len(ready) :]
-        shown = change.text[self._shown :]
-        self._passed, self._shown = end, len(change.text)
-        before, self._line = self._line, text.rfind("\n", 0, end) + 1
-        self._opened = open_block(self._opened + text[before : self._line])
-        self._spans = [span for span in self._spans if span.end - begin > self._line]
-        return shown, change.moved(ready)
+        moved = [
+            span.with_values(start=span.start + self._grown, end=span.end + self._grown) for span in change.moved(ready)
+        ]
+        self._edits += new
+        shown = EditedText(text[self._passed : end], (), begin + self._passed).changed(new).text
+        self._passed = end
+        spans, before = self._line, first
+        first, begins = end + 1, text.rfind("\n", 0, end) + 1
+        while begins < first:  # also where a span or a mark that goes on began
+            self._line = [span for span in spans if span.end - begin > begins]
+            first = max(self._line[0].start - begin, 0) if self._line else end
+            begins = min([first, *(edit.start - begin for edit in edits if edit.start < begin + first < edit.end)])
+        seen = self._before + text[before:first]
+        begins = seen.rfind("\n") + 1
+        self._before = open_block(seen[:begins]) + seen[begins:]
+        self._grown += sum(map(_growth, (edit for edit in edits if edit.end - begin <= first)))
+        return shown, moved
 
     def _rest(self, chunk: BaseMessage) -> BaseMessage:
         report = get_risk(chunk)
@@ -245,7 +258,8 @@ class _Stream:
         if self._pending:
             chunk = _with_chunk_spans(chunk, [*self._pending, *get_spans(chunk)])
         change = self._gate.limit.with_marks(self._text + chunk.text, report, self._gate.mark)
-        return self._with_gate_entry(answers.with_text(answers.with_change(chunk, change), change.text[self._shown :]))
+        shown = self._passed + sum(map(_growth, self._edits))
+        return self._with_gate_entry(answers.with_text(answers.with_change(chunk, change), change.text[shown:]))
 
     def _marks(self, report: RiskReport) -> Change:
         generated = "".join(span.text or "" for span in report.spans)
@@ -258,3 +272,8 @@ class _Stream:
 def _with_chunk_spans(chunk: BaseMessage, spans: list[SpanReport]) -> BaseMessage:
     kwargs = {**chunk.additional_kwargs, SPANS_KEY: [span.to_dict() for span in spans]}
     return chunk.model_copy(update={"additional_kwargs": kwargs})
+
+
+def _growth(edit: Edit) -> int:
+    replaced = 0 if edit.text is None else len(edit.text) - (edit.end - edit.start)
+    return len(edit.before or "") + len(edit.after or "") + replaced

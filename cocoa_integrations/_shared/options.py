@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation, create_model, field_validator
@@ -189,7 +188,9 @@ def ends_inside_reasoning(
             before = engine.render_chat(earlier, **plain)
         except ChatTemplateError:
             return prompt.rstrip().endswith(opening)
-    begun = prompt.removeprefix(commonprefix([prompt, before]))  # noqa: RUF071  # texts, not paths
+    pairs = enumerate(zip(prompt, before, strict=False))
+    shared = len(before) if prompt.startswith(before) else next((at for at, (char, other) in pairs if char != other), 0)
+    begun = prompt[shared:]
     return opening in begun.rpartition(closing)[2]
 
 

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from os.path import commonprefix
 
 from cocoa_engine import CocoaEngine, Generation, Span
 from cocoa_engine.report import Part, RiskReport
@@ -44,7 +43,8 @@ class ReasoningTags:
     @cached_property
     def _edges(self) -> tuple[str, str]:
         """The tags around the name of a part in its header; empty if not all headers have the same."""
-        begin = commonprefix([self.opening, self.head]).rpartition(">")  # noqa: RUF071  # texts, not paths
+        pairs = enumerate(zip(self.opening, self.head, strict=False))
+        begin = self.opening[: next((at for at, (char, other) in pairs if char != other), 0)].rpartition(">")
         tag, end = "".join(begin[:2]), self.opening[self.opening.rfind("<") :]
         return (tag, end) if tag and self.head.endswith(end) else ("", "")
 
@@ -231,7 +231,8 @@ class ReasoningSplitter:
         self._finished = False
         self._reasoning: list[tuple[int, int, int | None]] = []  # each part: its start, with the text before it, its
         # own first character, and its end, once that is known; like the next, in the text with special tokens
-        self._answers = False  # the text does not begin with reasoning
+        self._answers = False  # there is no reasoning
+        self._searched = 0
         self._marks: list[Mark] = []
         self._marked = MarkedText("", ())
         own = self._tags
@@ -330,21 +331,31 @@ class ReasoningSplitter:
 
     def _advance(self) -> None:
         self._marked = MarkedText(self.text, self._marks)
-        text, tags = self._marked.text, self._tags
-        visible, opened = text.lstrip(), (0, 0)
-        if visible.startswith(tags.opening) and not self._answers:
-            opened = 0, len(text) - len(visible) + len(tags.opening)
-        elif not self._finished and tags.opening.startswith(visible):
-            return  # it is not known yet
-        else:
+        if not self._reasoning and not self._answers:
+            self._open()
+        text, closing = self._marked.text, self._tags.closing
+        while self._reasoning or self._answers:
+            if self._reasoning and self._reasoning[-1][2] is None:
+                start, begin, _ = self._reasoning[-1]
+                end = text.find(closing, max(begin, self._searched))
+                if end < 0:
+                    self._searched = len(text) - len(closing) + 1
+                    return
+                self._reasoning[-1] = start, begin, end
+                self._searched = end
+            following = self._tags.later.search(text, self._searched)
+            if following is None:
+                return
+            self._reasoning.append((following.start(), following.end(), None))
+
+    def _open(self) -> None:
+        """Decide where the reasoning begins, as soon as that is known."""
+        visible, opening = self._marked.text.lstrip(), self._tags.opening
+        if visible.startswith(opening):
+            self._reasoning.append((0, len(self._marked.text) - len(visible) + len(opening), None))
+        elif self._finished or not opening.startswith(visible):
+            self._reasoning += [(0, 0, None)] if self._inside else []
             self._answers = not self._inside
-        self._reasoning = []
-        later = tags.later.search(text) if self._answers else None
-        while later or not (self._answers or self._reasoning):
-            start, begin = later.span() if later else opened
-            end = text.find(tags.closing, begin)
-            self._reasoning.append((start, begin, None if end < 0 else end))
-            later = None if end < 0 else tags.later.search(text, end)
 
 
 def without_partial(text: str, tag: str) -> str:

@@ -232,7 +232,7 @@ class RemoteStream:
             return post(**self._arguments(self._service.openai.Stream))
         except self._service.openai.BadRequestError as error:
             self._do_without_passages(error)
-        return self.send()
+        return post(**self._arguments(self._service.openai.Stream))
 
     async def asend(self) -> Any:
         """See :meth:`send`."""
@@ -241,7 +241,7 @@ class RemoteStream:
             return await post(**self._arguments(self._service.openai.AsyncStream))
         except self._service.openai.BadRequestError as error:
             self._do_without_passages(error)
-        return await self.asend()
+        return await post(**self._arguments(self._service.openai.AsyncStream))
 
     def _arguments(self, stream_cls: Any) -> dict[str, Any]:
         stream = {"stream": True, "stream_cls": stream_cls[object]} if self._stream else {}

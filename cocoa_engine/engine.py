@@ -417,7 +417,18 @@ class CocoaEngine:
 
     @overload
     def generate_batch(
-        self, prompts: Sequence[Prompt], *, return_exceptions: bool, **options: Any
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        config: CocoaConfig | None = None,
+        logits_processor: Processors | PerPrompt[Processors] = None,
+        stopping_criteria: Criteria | PerPrompt[Criteria] = None,
+        generation_config: GenerationConfig | None = None,
+        cancellation: Cancellation | None = None,
+        batch_size: int | None = None,
+        return_exceptions: bool,
+        source: Sequence[Source | None] | None = None,
+        **settings: Any,
     ) -> list[Generation | Exception]: ...
 
     def generate_batch(
@@ -481,7 +492,17 @@ class CocoaEngine:
     ) -> Generation: ...
 
     @overload
-    def score(self, prompt: Prompt, text: Texts, **options: Any) -> list[Generation]: ...
+    def score(
+        self,
+        prompt: Prompt,
+        text: Texts,
+        *,
+        config: CocoaConfig | None = None,
+        source: Source | None = None,
+        divide: bool = False,
+        cancellation: Cancellation | None = None,
+        **settings: Any,
+    ) -> list[Generation]: ...
 
     def score(
         self,

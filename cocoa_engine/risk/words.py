@@ -21,7 +21,7 @@ def words_of(listed: str) -> frozenset[str]:
     return frozenset(listed.split())
 
 
-_ADDRESS = re.compile(r"(?:https?://|www\.)[^\s<>\"'`]+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_ADDRESS = re.compile(r"(?:https?://|www\.)[^\s<>\"'`]+|(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 _AFTER_ADDRESS = ".,;:!?)]}'\"*_"
 # scripts that are written without spaces: Thai, Lao, Myanmar, Khmer, kana, Chinese characters
 _UNSPACED = re.compile(

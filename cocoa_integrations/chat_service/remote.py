@@ -320,12 +320,13 @@ class RemoteStream:
         for position, sent in enumerate(added.tool_calls or ()):
             index = position if sent.index is None else sent.index
             number = self._numbers.get(index, len(self._calls))
-            # some servers give all calls one index, or none
-            if number < len(self._calls) and sent.id and sent.id != self._calls[number].id:
-                number = len(self._calls)
+            # some servers give all calls one index, or none: a part with another id is of that call, or begins one
+            if sent.id and (number == len(self._calls) or sent.id != self._calls[number].id):
+                ids = [call.id for call in self._calls]
+                number = ids.index(sent.id) if sent.id in ids else len(ids) if sent.function.name else number
             if begins := number == len(self._calls):
-                self._numbers[index] = number
                 self._calls.append(Call(id=sent.id or new_id()))
+            self._numbers[index] = number
             before, written = self._calls[number], sent.function.arguments or ""
             name, call_id = sent.function.name or before.name, before.id
             self._calls[number] = Call(name=name, written=before.written + written, id=call_id)

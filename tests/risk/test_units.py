@@ -261,6 +261,10 @@ def test_a_frequent_word_of_another_language_is_no_claim() -> None:
     assert "sekä" not in listed
 
 
+def test_a_long_word_is_one_word() -> None:
+    assert word_ranges("a" * 200_000) == [(0, 200_000)]  # an attempt at an address from each letter would not end
+
+
 @given(TEXTS, st.lists(st.integers(0, 60), max_size=8))
 def test_units_of_any_text_are_exact_and_in_order(text: str, cuts: list[int]) -> None:
     found = (word_ranges(text, cuts), sentence_ranges(text), [(one.start, one.end) for one in claim_ranges(text, cuts)])

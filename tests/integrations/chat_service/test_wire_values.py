@@ -137,6 +137,30 @@ def test_calls_are_told_apart_by_their_ids(
     ]
 
 
+@pytest.mark.parametrize(
+    ("parts", "count"),
+    [
+        ([(None, "add", ""), ("a", None, "{}")], 1),  # its id comes late
+        ([("a", "add", "{"), ("b", None, "}")], 1),  # an id for each part
+        ([("a", "add", "{"), ("b", "add", "{}"), ("a", None, "}")], 2),  # in turn
+    ],
+)
+def test_parts_of_a_call_stay_together(
+    service: RemoteChat, app: Answering, parts: list[tuple[str | None, str | None, str]], count: int
+) -> None:
+    sent = [
+        {"index": 0, "id": call_id, "function": {"name": name, "arguments": written}}
+        for call_id, name, written in parts
+    ]
+    chunks = [{"choices": [{"delta": {"tool_calls": [part]}}]} for part in sent]
+    app.sends([*chunks, {"choices": [{"finish_reason": "stop"}]}])
+    answer = asked(service, CHAT, True)
+    assert ([(call.name, call.arguments) for call in answer.valid_calls], answer.invalid_calls) == (
+        [("add", {})] * count,
+        [],
+    )
+
+
 def test_what_a_call_may_lack(service: RemoteChat, app: Answering) -> None:
     functions = [
         {"name": "add"},

@@ -193,7 +193,6 @@ def _answered(generation: Generation, spans: list[Span], engine: CocoaEngine) ->
             "text": text,
             "answer_risk": None,
             "answer_risk_source": None,
-            "competition": None,
         }
     )
     answered = answered.model_copy(update={"out_of_domain": answered.has_spans_out_of_domain})

@@ -77,7 +77,6 @@ def signal(
 
     Every score is compared with baselines that need no hidden states: log-probability, entropy, margin and position.
     """
-    need("scipy", extra="risk", what="cocoa signal")
     need("matplotlib", extra="risk", what="cocoa signal")
     records = measured.read(data, format, prompts, seed)
     if context_lift and (lacking := next((record for record in records if not record.source), None)):

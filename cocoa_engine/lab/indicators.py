@@ -197,13 +197,3 @@ def shrinking_windows(num_layers: int) -> list[tuple[int, int]]:
     middle, reach = (m + n) // 2, (n - m) // 2
     smaller = dict.fromkeys(round(reach * fifths / 5) for fifths in (4, 3, 2, 1))
     return [(middle - half, middle + half) for half in smaller if 0 < half < reach]
-
-
-def pairs(items: Items) -> list[tuple[list[int], list[int]]]:
-    """The pairs of the paired test, as numbers of items: the first supported and the first hallucinated answer of each
-    prompt, or all supported and all hallucinated spans of each answer."""
-    by: dict[str, tuple[list[int], list[int]]] = {}
-    for number, name in enumerate(items.groups if items.level == "answer" else items.answers):
-        by.setdefault(name, ([], []))[0 if items.supported[number] > 0 else 1].append(number)
-    most = 1 if items.level == "answer" else None
-    return [(good[:most], bad[:most]) for good, bad in by.values() if good and bad]

@@ -1,6 +1,6 @@
 """The signal study: its measurements, record, tables and plots."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,13 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import SpanLogProb, rule_without_rivals
 from cocoa_engine.errors import need, safe
 from cocoa_engine.files import draft_of
-from cocoa_engine.lab.indicators import Floats, Items, Level, composites, indicators, layer_choices, pairs
+from cocoa_engine.lab.indicators import Items, Level, composites, indicators, layer_choices
 from cocoa_engine.lab.measured import Layers
-from cocoa_engine.lab.statistics import Bootstrap, Interval, Ranked, caution, paired_test
+from cocoa_engine.lab.statistics import Bootstrap, Interval, Ranked, caution
 from cocoa_engine.rendering.terminal import table
 
 Record = dict[str, Any]
-"""Measured values as plain data, with the fields of :class:`.Interval` and ``PairedTest``."""
-Sides = Sequence[tuple[list[int], list[int]]]
+"""Measured values as plain data, with the fields of :class:`.Interval`."""
 
 
 def plot_names(level: Level) -> list[str]:
@@ -110,7 +109,7 @@ def measure(
 
 
 def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: int) -> Record:
-    """The values of one level. ``rivals`` are the baselines; ``ranking`` and ``paired`` are by score."""
+    """The values of one level. ``rivals`` are the baselines; ``ranking`` is by score."""
     bootstrap = Bootstrap(items.groups, draws, seed)
     ranked = {
         name: Ranked(values, items.hallucinated, items.supported)
@@ -119,15 +118,6 @@ def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: 
     candidates = BASELINES if items.without_source is None else (*BASELINES, "fMLDS")
     baselines = [name for name in candidates if name in ranked]
     positive, negative = float(items.hallucinated.sum()), float(items.supported.sum())
-    by_character = items.level == "character"
-    sides = [] if by_character else pairs(items)
-    scores = {
-        **composites(items, layers, config.alpha, config.span_log_prob),
-        "log p alone": items.log_prob,
-        "-ConMLDS alone": -items.con_mlds(layers.window),
-        "-fMLDS alone": -items.f_mlds(layers.window, layers.final),
-        "mean log p alone": items.log_prob / items.tokens,
-    }
     return {
         "items": len(items.groups),
         "prompts": len(set(items.groups)),
@@ -145,22 +135,15 @@ def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: 
             }
             for name, score in ranked.items()
         },
-        "paired": {name: _test(score, sides) for name, score in scores.items()} if len(sides) > 1 else {},
-        "layers": {} if by_character else _layers(items, layers, config, bootstrap, sides),
+        "layers": {} if items.level == "character" else _layers(items, layers, config, bootstrap),
     }
 
 
-def _test(score: Floats, sides: Sides) -> Record:
-    good, bad = ([float(np.mean(score[members])) for members in side] for side in zip(*sides, strict=True))
-    return paired_test(good, bad)._asdict()
-
-
-def _layers(items: Items, configured: Layers, config: CocoaConfig, bootstrap: Bootstrap, sides: Sides) -> Record:
+def _layers(items: Items, configured: Layers, config: CocoaConfig, bootstrap: Bootstrap) -> Record:
     """The AUROC of both MLDS, and of CoCoA-SIG with both rules for log p_S, for each choice of layers."""
     rows: Record = {}
     for name, layers in layer_choices(items.num_layers, configured).items():
-        f = items.f_mlds(layers.window, layers.final)
-        values = {"ConMLDS": items.con_mlds(layers.window), "fMLDS": f}
+        values = {"ConMLDS": items.con_mlds(layers.window), "fMLDS": items.f_mlds(layers.window, layers.final)}
         for length in LENGTH_RULES:
             values[f"CoCoA-SIG, fMLDS, {length}"] = -composites(items, layers, config.alpha, length)["CoCoA-SIG, fMLDS"]
         rows[name] = {
@@ -170,7 +153,6 @@ def _layers(items: Items, configured: Layers, config: CocoaConfig, bootstrap: Bo
                 score: bootstrap.interval(Ranked(risk, items.hallucinated, items.supported), "auroc")._asdict()
                 for score, risk in values.items()
             },
-            "paired_f_mlds": _test(-f, sides) if len(sides) > 1 else None,
         }
     return rows
 
@@ -206,8 +188,6 @@ def to_markdown(record: Record) -> str:
             "",
             *table(["higher is riskier", "AUROC", "AUPRC", *rivals], rows),
         ]
-        if values["paired"]:
-            lines += _paired_table(level, values["paired"])
         if values["layers"]:
             lines += _layer_table(values["layers"])
     for level, why in record["left_out"].items():
@@ -215,27 +195,12 @@ def to_markdown(record: Record) -> str:
     return safe("\n".join([*lines, ""]))
 
 
-def _paired_table(level: str, paired: Mapping[str, Record]) -> list[str]:
-    what, of = "supported and hallucinated spans", "answer"
-    if level == "answer":
-        what, of = "first supported and first hallucinated answer", "prompt"
-    headings = ["pairs", "supported higher", "Z", "r = abs(Z)/√N", "p, two-sided", "p, one-sided (right direction)"]
-    forms = "{pairs}|{right:.1%}|{z:+.2f}|{effect_size:.3f}|{p_two_sided:.1e}|{p_right:.1e}"
-    rows = [[name, *forms.format(**test).replace("%", " %").split("|")] for name, test in paired.items()]
-    about = (
-        f"Wilcoxon signed-rank test, {what} of each {of}. Z above 0: the supported side scores higher, as it should."
-    )
-    return ["", about, "", *table(["score", *headings], rows)]
-
-
 def _layer_table(layers: Mapping[str, Record]) -> list[str]:
     rows = []
     for name, row in layers.items():
         m, n = row["middle_layers"]
-        test = row["paired_f_mlds"]
-        paired = f"{test['z']:+.2f}, {test['effect_size']:.3f}" if test else "–"
-        rows.append([name, f"{m}..{n}", *map(_shown, row["auroc"].values()), paired])
-    headings = ["layers", "m..n", *next(iter(layers.values()))["auroc"], "-fMLDS alone, paired: Z, r"]
+        rows.append([name, f"{m}..{n}", *map(_shown, row["auroc"].values())])
+    headings = ["layers", "m..n", *next(iter(layers.values()))["auroc"]]
     about = "AUROC by choice of layers and length rule (ConMLDS does not use the final layer):"
     return ["", about, "", *table(headings, rows)]
 

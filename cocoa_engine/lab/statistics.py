@@ -1,13 +1,12 @@
-"""Statistics of risks: AUROC and AUPRC with bootstrap intervals, a paired test, thresholds and calibration."""
+"""Statistics of risks: AUROC and AUPRC with bootstrap intervals, thresholds and calibration."""
 
-import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cocoa_engine.errors import CalibrationError, DataError, need
+from cocoa_engine.errors import CalibrationError, DataError
 from cocoa_engine.risk.fitted import ReliabilityBin, Rule, Threshold
 
 
@@ -275,43 +274,3 @@ def interval(estimate: float, samples: Floats) -> Interval:
         return Interval(estimate, None, None)
     low, high = np.quantile(finite, [0.025, 0.975])
     return Interval(estimate, min(float(low), estimate), max(float(high), estimate))
-
-
-class PairedTest(NamedTuple):
-    """Wilcoxon's signed-rank test on N pairs, with the direction of the difference.
-
-    ``z`` is the statistic of the normal approximation, positive if the supported answers score higher; the effect size
-    is r = abs(Z) / sqrt(N). The paper reports the two-sided p value, which does not show the direction; ``p_right``
-    does. ``right`` is the share of pairs whose supported answer scores higher; ties count half.
-    """
-
-    pairs: int
-    z: float
-    effect_size: float
-    p_two_sided: float
-    p_right: float
-    right: float
-
-
-def paired_test(supported: Sequence[float], hallucinated: Sequence[float]) -> PairedTest:
-    """Whether supported answers score higher than hallucinated ones to the same prompts (higher is better).
-
-    Raises:
-        DataError: there are no pairs, or no pair's scores differ.
-        MissingExtraError: scipy is not installed.
-    """
-    stats = need("scipy.stats", extra="risk", what="the signed-rank test")
-    difference = np.asarray(supported, dtype=np.float64) - np.asarray(hallucinated, dtype=np.float64)
-    if not difference.any():
-        raise DataError("a paired test needs pairs of a supported and a hallucinated answer that differ.")
-    right = stats.wilcoxon(difference, method="approx", alternative="greater")
-    both = stats.wilcoxon(difference, method="approx")
-    z = float(right.zstatistic)
-    return PairedTest(
-        pairs=len(difference),
-        z=z,
-        effect_size=abs(z) / math.sqrt(len(difference)),
-        p_two_sided=float(both.pvalue),
-        p_right=float(right.pvalue),
-        right=float(np.mean(difference > 0) + np.mean(difference == 0) / 2),
-    )

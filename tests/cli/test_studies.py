@@ -84,12 +84,10 @@ def test_signal_of_whole_answers(cocoa: Cocoa, answers: Path, tmp_path: Path, en
     assert (one["items"], one["prompts"], one["hallucinated"]) == (24, 12, 12)
     assert record["about"]["model"] == engine.model_name
     assert record["left_out"] == {"span": "they are not labelled", "character": "they are not labelled"}
-    ranking, paired = one["ranking"], one["paired"]
+    ranking = one["ranking"]
     # a model of 135M parameters does know capitals
     assert ranking["-log p"]["auroc"]["estimate"] > 0.8
-    assert paired["log p alone"]["right"] > 0.8
-    assert paired["log p alone"]["z"] > 0 > paired["log p alone"]["p_right"] - 0.05
-    assert set(paired) > {"CoCoA, ConMLDS", "CoCoA, fMLDS", "CoCoA-SIG, ConMLDS", "CoCoA-SIG, fMLDS", "-fMLDS alone"}
+    assert {"CoCoA, ConMLDS", "CoCoA, fMLDS", "CoCoA-SIG, ConMLDS", "CoCoA-SIG, fMLDS", "fMLDS"} < set(ranking)
     assert {"-mean log p", "-min log p", "mean entropy", "-mean margin"} < set(ranking)
     for row in ranking.values():
         for interval in (row["auroc"], row["auprc"], *row["less"].values()):
@@ -333,10 +331,10 @@ def test_calibrate_on_the_models_own_answers(cocoa: Cocoa, parts: Path, tmp_path
 def test_a_missing_extra_is_said(
     cocoa: Cocoa, answers: Path, loads: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("sklearn", "scipy", *sys.modules):
-        if name.partition(".")[0] in ("sklearn", "scipy"):
+    for name in ("sklearn", "matplotlib", *sys.modules):
+        if name.partition(".")[0] in ("sklearn", "matplotlib"):
             monkeypatch.setitem(sys.modules, name, None)
-    for command, package in (("signal", "scipy"), ("calibrate", "scikit-learn")):
+    for command, package in (("signal", "matplotlib"), ("calibrate", "scikit-learn")):
         refused = cocoa(command, "--data", answers, "--out", "never")
         assert_refused(refused, f"needs {package}: pip install 'cocoa-integrations[risk]'")
     assert loads == []

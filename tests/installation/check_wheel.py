@@ -39,7 +39,6 @@ OPTIONAL = {
     "opentelemetry": {"tracing", "serve", "ray"},  # FastAPI needs it too
     "matplotlib": {"plot", "risk"},
     "sklearn": {"risk", "eval"},
-    "scipy": {"risk", "eval"},
     "lm_eval": {"eval"},
     "datasets": {"eval"},
     "pyarrow": {"eval", "ray"},
@@ -65,7 +64,7 @@ import importlib
 import cocoa_engine, cocoa_integrations.evaluation, cocoa_integrations.tool_calling, cocoa_integrations.transformers
 from cocoa_engine.errors import CocoaError, MissingExtraError
 from cocoa_integrations.evaluation.metrics import rouge_l
-from cocoa_engine.lab.statistics import paired_test
+from cocoa_engine.lab.fit import fit
 
 answer = engine.generate("Dune was written by", max_new_tokens=4)
 for extra, call in {
@@ -73,7 +72,7 @@ for extra, call in {
     "ray": lambda: importlib.import_module("cocoa_integrations.ray").app,
     "tools": lambda: engine.constrain(regex="a"),
     "plot": answer.plot,
-    "risk": lambda: paired_test([1.0], [2.0]),
+    "risk": lambda: fit(None, ""),
     "eval": lambda: rouge_l("a", ["a"]),
 }.items():
     try:

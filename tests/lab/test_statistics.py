@@ -1,4 +1,4 @@
-"""Rankings, the bootstrap and the paired test against scikit-learn, scipy and sums by hand; thresholds and times."""
+"""Rankings and the bootstrap against scikit-learn and sums by hand; thresholds and times."""
 
 import math
 from functools import partial
@@ -25,7 +25,6 @@ from cocoa_engine.lab.statistics import (
     for_recall,
     for_specificity,
     interval,
-    paired_test,
     reached,
 )
 from cocoa_engine.lab.timing import Spread, Turn, measured_rounds, ratio, timed
@@ -116,9 +115,6 @@ def test_what_cannot_be_ranked_and_one_prompt_which_has_no_interval() -> None:
         with pytest.raises(DataError):
             Ranked(*bad)
     assert interval(0.7, np.array([math.nan])) == (0.7, None, None)
-    for pair in (([1.0, 2.0], [1.0, 2.0]), ([], [])):
-        with pytest.raises(DataError, match="differ"):
-            paired_test(*pair)
     ranked = Ranked([3.0, 2.0, 1.0], [1, 0, 1], [0, 1, 0])
     alone = Bootstrap(["a", "a", "a"], draws=30)
     for figure in (alone.interval(ranked, "auroc"), alone.difference(ranked, ranked, "auroc")):
@@ -128,23 +124,6 @@ def test_what_cannot_be_ranked_and_one_prompt_which_has_no_interval() -> None:
     assert "only one" in caution(1)
     assert "only 9 prompts" in caution(9)
     assert caution(10) is None
-
-
-@given(st.lists(st.integers(-50, 50).filter(bool), min_size=3, max_size=40, unique_by=abs))
-def test_effect_size_and_sign_by_hand(differences: list[int]) -> None:
-    n = len(differences)
-    ranks = {value: rank for rank, value in enumerate(sorted(differences, key=abs), start=1)}
-    plus = sum(ranks[value] for value in differences if value > 0)
-    z = (plus - n * (n + 1) / 4) / math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
-    test = paired_test([float(value) for value in differences], [0.0] * n)
-    assert test.pairs == n
-    assert test.z == pytest.approx(z)
-    assert test.effect_size == pytest.approx(abs(z) / math.sqrt(n))
-    assert test.p_right == pytest.approx(0.5 * math.erfc(z / math.sqrt(2)), abs=1e-12)
-    assert test.p_two_sided == pytest.approx(math.erfc(abs(z) / math.sqrt(2)), abs=1e-12)
-    assert test.right == sum(value > 0 for value in differences) / n
-    swapped = paired_test([0.0] * n, [float(value) for value in differences])
-    assert (swapped.z, swapped.p_right) == pytest.approx((-test.z, 1 - test.p_right))
 
 
 @given(st.integers(3, 200))

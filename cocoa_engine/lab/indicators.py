@@ -179,7 +179,6 @@ def layer_choices(num_layers: int, configured: Layers) -> dict[str, Layers]:
     windows = {
         "first third": (0, num_layers // 3),
         "middle third (the paper)": middle_layers(num_layers),
-        **{f"middle {n - m + 1} layers": (m, n) for m, n in shrinking_windows(num_layers)},
         "upper half": (num_layers // 2, num_layers - 1),
         "last third": (2 * num_layers // 3, num_layers - 1),
         "all": (0, num_layers - 1),
@@ -188,12 +187,3 @@ def layer_choices(num_layers: int, configured: Layers) -> dict[str, Layers]:
         windows["as set"] = configured.window
     finals: tuple[FinalLayer, ...] = ("post_norm", "pre_norm")
     return {f"{name}, {final}": Layers(window, final) for name, window in windows.items() for final in finals}
-
-
-def shrinking_windows(num_layers: int) -> list[tuple[int, int]]:
-    """Windows m..n centred in the middle third, from 4/5 to 1/5 of its width, with at least 3 layers. For 32 layers,
-    those of the paper's ablation: 11..19, 12..18, 13..17 and 14..16."""
-    m, n = middle_layers(num_layers)
-    middle, reach = (m + n) // 2, (n - m) // 2
-    smaller = dict.fromkeys(round(reach * fifths / 5) for fifths in (4, 3, 2, 1))
-    return [(middle - half, middle + half) for half in smaller if 0 < half < reach]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.equations import SpanLogProb, rule_without_rivals
+from cocoa_engine.equations import rule_without_rivals
 from cocoa_engine.errors import need, safe
 from cocoa_engine.files import draft_of
 from cocoa_engine.lab.indicators import Items, Level, composites, indicators, layer_choices
@@ -74,7 +74,6 @@ def _scores(items: Items, config: CocoaConfig) -> Any:
     return figure
 
 
-LENGTH_RULES: tuple[SpanLogProb, ...] = ("sum", "mean")
 BASELINES = ("-log p", "-mean log p")
 """The baselines that every score is compared with: -log p_S, which is part of every composite score, and its mean per
 token. If context lift is measured, fMLDS is added."""
@@ -140,12 +139,14 @@ def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: 
 
 
 def _layers(items: Items, configured: Layers, config: CocoaConfig, bootstrap: Bootstrap) -> Record:
-    """The AUROC of both MLDS, and of CoCoA-SIG with both rules for log p_S, for each choice of layers."""
+    """The AUROC of both MLDS and of CoCoA-SIG, for each choice of layers."""
     rows: Record = {}
     for name, layers in layer_choices(items.num_layers, configured).items():
-        values = {"ConMLDS": items.con_mlds(layers.window), "fMLDS": items.f_mlds(layers.window, layers.final)}
-        for length in LENGTH_RULES:
-            values[f"CoCoA-SIG, fMLDS, {length}"] = -composites(items, layers, config.alpha, length)["CoCoA-SIG, fMLDS"]
+        values = {
+            "ConMLDS": items.con_mlds(layers.window),
+            "fMLDS": items.f_mlds(layers.window, layers.final),
+            "CoCoA-SIG, fMLDS": -composites(items, layers, config.alpha, config.span_log_prob)["CoCoA-SIG, fMLDS"],
+        }
         rows[name] = {
             "middle_layers": list(layers.window),
             "final_layer": layers.final,
@@ -201,7 +202,7 @@ def _layer_table(layers: Mapping[str, Record]) -> list[str]:
         m, n = row["middle_layers"]
         rows.append([name, f"{m}..{n}", *map(_shown, row["auroc"].values())])
     headings = ["layers", "m..n", *next(iter(layers.values()))["auroc"]]
-    about = "AUROC by choice of layers and length rule (ConMLDS does not use the final layer):"
+    about = "AUROC by choice of layers (ConMLDS does not use the final layer):"
     return ["", about, "", *table(headings, rows)]
 
 

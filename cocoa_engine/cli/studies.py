@@ -83,10 +83,9 @@ def signal(
         raise DataError(f"{lacking.id!r} has no source, so its context lift cannot be measured.")
     from cocoa_engine.lab.indicators import Level, collect
     from cocoa_engine.lab.measured import Layers
-    from cocoa_engine.lab.signal_report import draw, measure, plot_names, to_markdown
+    from cocoa_engine.lab.signal_report import draw, measure, plot_name, to_markdown
 
-    plots = [name for level in get_args(Level) for name in plot_names(level)]
-    files = [out / name for name in ("signal.json", "signal.md", *plots)]
+    files = [out / name for name in ("signal.json", "signal.md", *map(plot_name, get_args(Level)))]
     with reserved(*files, overwrite=overwrite), measured.measured_answers(context, cache) as folder:
         progress = Progress("signal")
         engine = load_engine(model, loading, progress=progress)
@@ -110,7 +109,7 @@ def signal(
             write_file(out / "signal.json", dumps(record, indent=1, ensure_ascii=False) + "\n")
             text = to_markdown(record)
             write_file(out / "signal.md", text)
-            drawn = draw(record, items, config, out)
+            drawn = draw(record, out)
         console = output(no_color)
         console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal)
         console.print(f"Written to {out}: signal.json, signal.md, {', '.join(file.name for file in drawn)}")

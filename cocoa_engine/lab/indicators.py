@@ -23,15 +23,14 @@ Floats = NDArray[np.float64]
 class Items:
     """Items of one level. An item of the level ``"character"`` is a token that stands for its characters.
 
-    ``groups`` and ``answers`` have the prompt and the id of the answer of each item, ``hallucinated`` and ``supported``
-    its weight in either class. ``log_prob`` is the sum over its tokens, ``position`` the number of the answer's tokens
-    before it, and ``source_attention`` the mean of its tokens, NaN if it was not measured. Arrays are ``[n]``, and the
-    three of ``LayerProfile`` ``[n, L]``. ``without_source``: the same items after the prompt without its source.
+    ``groups`` has the prompt of each item, ``hallucinated`` and ``supported`` its weight in either class. ``log_prob``
+    is the sum over its tokens, ``position`` the number of the answer's tokens before it, and ``source_attention`` the
+    mean of its tokens, NaN if it was not measured. Arrays are ``[n]``, and the three of ``LayerProfile`` ``[n, L]``.
+    ``without_source``: the same items after the prompt without its source.
     """
 
     level: Level
     groups: list[str]
-    answers: list[str]
     hallucinated: Floats
     supported: Floats
     log_prob: Floats
@@ -96,7 +95,6 @@ def _row(level: Level, segment: Segment, profile: TokenProfile) -> dict[str, Any
     margins = np.minimum(profile.margins[start:end], MARGIN_CAP)
     return {
         "groups": segment.forced.record.group,
-        "answers": segment.forced.record.id,
         "hallucinated": weights[0],
         "supported": weights[1],
         "log_prob": sum(profile.log_probs[start:end]),
@@ -120,29 +118,17 @@ def _items(level: Level, rows: Sequence[dict[str, Any]], without_source: Items |
     return Items(
         level=level,
         groups=[row["groups"] for row in rows],
-        answers=[row["answers"] for row in rows],
         without_source=without_source if without_source is not None and without_source.groups else None,
         **{name: np.array([row[name] for row in rows], dtype=np.float64) for name in arrays},
     )
 
 
-def composites(items: Items, layers: Layers, alpha: float, length: SpanLogProb = "sum") -> dict[str, Floats]:
-    """The paper's four scores of each item, ``[n]`` each, higher is better."""
-    log_prob = items.log_prob / length_penalty(items.tokens, length)
-    con, f = items.con_mlds(layers.window), items.f_mlds(layers.window, layers.final)
-    return {
-        "CoCoA, ConMLDS": cocoa(log_prob, con, alpha),
-        "CoCoA, fMLDS": cocoa(log_prob, f, alpha),
-        "CoCoA-SIG, ConMLDS": cocoa_sig(log_prob, con, alpha),
-        "CoCoA-SIG, fMLDS": cocoa_sig(log_prob, f, alpha),
-    }
-
-
-def indicators(items: Items, layers: Layers, alpha: float, length: SpanLogProb = "sum") -> dict[str, Floats]:
+def indicators(items: Items, layers: Layers, alpha: float, length: SpanLogProb) -> dict[str, Floats]:
     """Every score of each item, higher is riskier: the method's scores first, then the baselines."""
-    scores = {name: -score for name, score in composites(items, layers, alpha, length).items()}
-    scores["ConMLDS"] = items.con_mlds(layers.window)
-    scores["fMLDS"] = items.f_mlds(layers.window, layers.final)
+    log_prob = items.log_prob / length_penalty(items.tokens, length)
+    mlds = {"ConMLDS": items.con_mlds(layers.window), "fMLDS": items.f_mlds(layers.window, layers.final)}
+    rules = {"CoCoA": cocoa, "CoCoA-SIG": cocoa_sig}
+    scores = {f"{rule}, {name}": -rules[rule](log_prob, mlds[name], alpha) for rule in rules for name in mlds} | mlds
     scores["-log p"] = -items.log_prob
     scores["-mean log p"] = -items.log_prob / items.tokens
     scores["-min log p"] = -items.min_log_prob

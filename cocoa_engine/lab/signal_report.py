@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import rule_without_rivals
 from cocoa_engine.errors import need, safe
 from cocoa_engine.files import draft_of
-from cocoa_engine.lab.indicators import Items, Level, composites, indicators, layer_choices
+from cocoa_engine.lab.indicators import Items, Level, indicators, layer_choices
 from cocoa_engine.lab.measured import Layers
 from cocoa_engine.lab.statistics import Bootstrap, Interval, Ranked, caution
 from cocoa_engine.rendering.terminal import table
@@ -19,23 +17,19 @@ Record = dict[str, Any]
 """Measured values as plain data, with the fields of :class:`.Interval`."""
 
 
-def plot_names(level: Level) -> list[str]:
-    """The files of a level's plots. The scores of characters are not drawn: there are too many."""
-    return [f"auroc-{level}.svg", *([] if level == "character" else [f"scores-{level}.svg"])]
+def plot_name(level: Level) -> str:
+    """The file of a level's plot."""
+    return f"auroc-{level}.svg"
 
 
-def draw(record: Record, items: Mapping[Level, Items], config: CocoaConfig, folder: Path) -> list[Path]:
-    """Draw the plots into a folder, and return their files. Needs matplotlib."""
+def draw(record: Record, folder: Path) -> list[Path]:
+    """Draw the plot of each level into a folder, and return the files. Needs matplotlib."""
     need("matplotlib", extra="risk", what="drawing")
     files = []
     for level, values in record["levels"].items():
-        names, figures = plot_names(level), [_ranking(level, values["ranking"])]
-        if len(names) > 1:
-            figures.append(_scores(items[level], config))
-        for name, figure in zip(names, figures, strict=True):
-            files.append(folder / name)
-            with draft_of(files[-1]) as draft:
-                figure.savefig(draft, format="svg")
+        files.append(folder / plot_name(level))
+        with draft_of(files[-1]) as draft:
+            _ranking(level, values["ranking"]).savefig(draft, format="svg")
     return files
 
 
@@ -54,23 +48,6 @@ def _ranking(level: str, ranking: Mapping[str, Record]) -> Any:
     axes.axvline(0.5, color="grey", linestyle=":")
     axes.set_yticks(range(len(names)), names)
     axes.set_xlabel(f"AUROC by {level}, 95 % bootstrap interval over prompts")
-    return figure
-
-
-def _scores(items: Items, config: CocoaConfig) -> Any:
-    """Histograms of the four composite scores for supported and hallucinated items."""
-    from matplotlib.figure import Figure
-
-    values = composites(items, Layers.of(config, items.num_layers), config.alpha, config.span_log_prob)
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    for axes, (name, score) in zip(figure.subplots(2, 2).flat, values.items(), strict=True):
-        bins = np.linspace(float(np.quantile(score, 0.01)), float(score.max()), 40)
-        for label, weight in (("supported", items.supported), ("hallucinated", items.hallucinated)):
-            axes.hist(score, bins=bins, weights=weight / weight.sum(), alpha=0.5, label=label)
-        axes.set_title(name)
-        axes.set_xlabel("score")
-        axes.set_ylabel(f"share of {items.level}s")
-    figure.axes[0].legend()
     return figure
 
 
@@ -141,18 +118,14 @@ def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: 
 def _layers(items: Items, configured: Layers, config: CocoaConfig, bootstrap: Bootstrap) -> Record:
     """The AUROC of both MLDS and of CoCoA-SIG, for each choice of layers."""
     rows: Record = {}
-    for name, layers in layer_choices(items.num_layers, configured).items():
-        values = {
-            "ConMLDS": items.con_mlds(layers.window),
-            "fMLDS": items.f_mlds(layers.window, layers.final),
-            "CoCoA-SIG, fMLDS": -composites(items, layers, config.alpha, config.span_log_prob)["CoCoA-SIG, fMLDS"],
-        }
-        rows[name] = {
+    for choice, layers in layer_choices(items.num_layers, configured).items():
+        scores = indicators(items, layers, config.alpha, config.span_log_prob)
+        rows[choice] = {
             "middle_layers": list(layers.window),
             "final_layer": layers.final,
             "auroc": {
-                score: bootstrap.interval(Ranked(risk, items.hallucinated, items.supported), "auroc")._asdict()
-                for score, risk in values.items()
+                name: bootstrap.interval(Ranked(scores[name], items.hallucinated, items.supported), "auroc")._asdict()
+                for name in ("ConMLDS", "fMLDS", "CoCoA-SIG, fMLDS")
             },
         }
     return rows

@@ -10,32 +10,24 @@ from typing import Protocol
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import safe
 from cocoa_engine.risk import LOWEST_SHADE, Check, Unit
-from cocoa_engine.spans import RAW, AnswerRiskSource, RiskSource, Span, Usage
+from cocoa_engine.risk.features import AnswerStatistics
+from cocoa_engine.spans import RAW, AnswerRiskSource, RiskSource, Span
 
 
-class Answer(Protocol):
+class Answer(AnswerStatistics, Protocol):
     """An answer with its spans, such as :class:`~cocoa_engine.results.Generation`, which calls the renderers."""
 
     @property
     def text(self) -> str: ...
 
     @property
-    def spans(self) -> Sequence[Span]: ...
-
-    @property
     def config(self) -> CocoaConfig: ...
-
-    @property
-    def usage(self) -> Usage: ...
 
     @property
     def finish_reason(self) -> str | None: ...
 
     @property
     def model_name(self) -> str | None: ...
-
-    @property
-    def answer_risk(self) -> float | None: ...
 
     @property
     def answer_risk_source(self) -> AnswerRiskSource | None: ...

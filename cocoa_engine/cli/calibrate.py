@@ -115,8 +115,8 @@ class LabelledAnswers:
         from cocoa_engine.lab.cache import AnswerCache
         from cocoa_engine.lab.fit_calibrator import about_self_made
         from cocoa_engine.lab.heads import PROMPTS
-        from cocoa_engine.lab.measured import Layers, labelled_features, own_answers, probe_layer
-        from cocoa_engine.lab.self_made import QUESTIONS, ROUNDS, made_answers, made_questions, made_spans
+        from cocoa_engine.lab.measured import Layers, labelled_features, probe_layer
+        from cocoa_engine.lab.self_made import QUESTIONS, ROUNDS, made_questions, made_spans, own_answers
 
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
         number = (self.prompts or QUESTIONS) if self.self_made else 0
@@ -148,7 +148,7 @@ class LabelledAnswers:
             rounds = 1 if self.prompts else ROUNDS
             with answering(len(made)) as stage, suppress(CalibrationError):  # all answers are empty
                 options: Any = {"rounds": rounds, "advance": stage.advance}
-                features["answer"] = made_answers(engine, made, config, cache=answers_kept, **options)
+                features["answer"] = own_answers(engine, made, config, cache=answers_kept, **options)
             with progress.stage("feeding texts", "texts", number // 2, fate=partial(measured.fate, cache)) as stage:
                 options = {"rounds": rounds, "advance": stage.advance, "chat": self.chat, "seed": self.seed}
                 features["span"] = made_spans(engine, number // 2, config, cache=cache, **options)

@@ -10,8 +10,8 @@ from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import CalibrationError, need
 from cocoa_engine.lab.data import LabelledText, Question
 from cocoa_engine.lab.fit import DEFAULTS, Direction, FitSettings, LabelledFeatures, fit
-from cocoa_engine.lab.measured import force, labelled_features, own_answers, probe_layer
-from cocoa_engine.lab.self_made import QUESTIONS, ROUNDS, made_answers, made_questions, made_spans
+from cocoa_engine.lab.measured import force, labelled_features, probe_layer
+from cocoa_engine.lab.self_made import QUESTIONS, ROUNDS, made_questions, made_spans, own_answers
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.language_model import dtype_name
 from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, Settings
@@ -118,7 +118,7 @@ def fit_self_made(
     made = made_questions(documents, count, settings.seed)
     features: dict[Level, LabelledFeatures] = {}
     with suppress(CalibrationError):  # all answers are empty
-        features["answer"] = made_answers(engine, made, config, rounds=rounds)
+        features["answer"] = own_answers(engine, made, config, rounds=rounds)
     features["span"] = made_spans(engine, count // 2, config, rounds=rounds, chat=chat, seed=settings.seed)
     about = about_self_made(features, len(documents))
     return _warned(engine, config, features, about, settings.model_copy(update={"probe": False}))

@@ -17,7 +17,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.speculation import preceding
 from cocoa_engine.equations import middle_layers
 from cocoa_engine.errors import CalibrationError, ConfigError
-from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
+from cocoa_engine.lab.cache import AnswerCache, CacheFolder
 from cocoa_engine.lab.data import LabelledText, Question
 from cocoa_engine.lab.fit import Floats32, LabelledFeatures
 from cocoa_engine.methods import METHODS
@@ -252,26 +252,16 @@ def labelled_features(
     return {level: _labelled(level, items) for level, items in rows.items() if items}
 
 
-def own_answers(
-    engine: CocoaEngine,
-    questions: Sequence[Question],
-    config: CocoaConfig,
-    *,
-    cache: AnswerCache | None = None,
-    advance: Callable[[int], None] = lambda count: None,
-) -> LabelledFeatures:
-    """The features of a model's own answers to questions, not all of them empty. A wrong one is hallucinated."""
-    prompts = [request_prompt(engine, question.request) for question in questions]
-    return labelled_answers(answered(engine, questions, prompts, config, answer_values, cache=cache, advance=advance))
-
-
 def answer_values(generation: Generation) -> dict[str, Any]:
     """The text and the features of an answer, as plain values. An empty answer has no features."""
     return {"text": generation.text, "features": answer_features(generation) if generation.spans else None}
 
 
 def labelled_answers(answers: Iterable[tuple[Question, Mapping[str, Any]]]) -> LabelledFeatures:
-    """The features of answers to questions, from their :func:`answer_values`; see :func:`own_answers`."""
+    """The features of answers to questions, not all of them empty, from their :func:`answer_values`.
+
+    A wrong one is hallucinated.
+    """
     rows: list[Row] = [
         (values["features"], not question.is_right(values["text"]), question.group, None)
         for question, values in answers

@@ -243,19 +243,19 @@ def _of_documents(documents: Sequence[str], seed: int) -> Iterator[MadeQuestion]
 ROUNDS, STEADY = 6, 0.02
 """The most rounds that questions and texts are divided into, and the change of the AUROC that ends them."""
 
-MadeT = TypeVar("MadeT", MadeQuestion, LabelledText)
+RecordT = TypeVar("RecordT", Question, LabelledText)
 
 
-def made_answers(
+def own_answers(
     engine: "CocoaEngine",
-    made: Sequence[MadeQuestion],
+    questions: Sequence[Question],
     config: CocoaConfig,
     *,
     rounds: int = 1,
     cache: AnswerCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> LabelledFeatures:
-    """The features of a model's answers to made questions, of as many ``rounds`` as :func:`until_steady` takes.
+    """The features of a model's own answers to questions, of as many ``rounds`` as :func:`until_steady` takes.
 
     ``cache`` has what was asked before. ``advance`` is called with the number of questions answered since its last
     call.
@@ -265,12 +265,12 @@ def made_answers(
     """
     rows: list[tuple[Question, Mapping[str, Any]]] = []
 
-    def measure(part: Sequence[MadeQuestion]) -> LabelledFeatures:
+    def measure(part: Sequence[Question]) -> LabelledFeatures:
         prompts = [request_prompt(engine, question.request) for question in part]
         rows.extend(answered(engine, part, prompts, config, answer_values, cache=cache, advance=advance))
         return labelled_answers(rows)
 
-    return until_steady(_divided(made, rounds), measure)
+    return until_steady(_divided(questions, rounds), measure)
 
 
 def made_spans(
@@ -284,7 +284,7 @@ def made_spans(
     cache: CacheFolder | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> LabelledFeatures:
-    """The features of the spans of ``count`` texts with planted errors, fed to a model; as :func:`made_answers`.
+    """The features of the spans of ``count`` texts with planted errors, fed to a model; as :func:`own_answers`.
 
     ``chat``: they are fed through the model's chat template.
     """
@@ -300,7 +300,7 @@ def made_spans(
     return until_steady(parts, measure)
 
 
-def _divided(made: Sequence[MadeT], rounds: int) -> list[list[MadeT]]:
+def _divided(made: Sequence[RecordT], rounds: int) -> list[list[RecordT]]:
     """Every ``rounds``-th group in each round, so that rounds are alike."""
     numbers = {group: number for number, group in enumerate(dict.fromkeys(record.group for record in made))}
     parts = [[record for record in made if numbers[record.group] % rounds == number] for number in range(rounds)]
@@ -308,7 +308,7 @@ def _divided(made: Sequence[MadeT], rounds: int) -> list[list[MadeT]]:
 
 
 def until_steady(
-    parts: Sequence[Sequence[MadeT]], measure: Callable[[Sequence[MadeT]], LabelledFeatures]
+    parts: Sequence[Sequence[RecordT]], measure: Callable[[Sequence[RecordT]], LabelledFeatures]
 ) -> LabelledFeatures:
     """The items of as many parts as it takes. ``measure`` measures one, and returns its items with those before.
 

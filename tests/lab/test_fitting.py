@@ -27,9 +27,9 @@ from cocoa_engine.lab.heads import KNOTS, PROMPTS, keep_reference, with_referenc
 from cocoa_engine.lab.measured import force, labelled_features
 from cocoa_engine.lab.self_made import (
     MadeQuestion,
-    made_answers,
     made_questions,
     made_spans,
+    own_answers,
     passages,
     planted_errors,
     until_steady,
@@ -387,7 +387,7 @@ def test_features_are_those_of_the_answers_and_of_the_texts() -> None:
     config = CocoaConfig(max_new_tokens=12, max_risk=0.1, max_candidates=2)
     questions = made_questions(count=4)
     done: list[int] = []
-    answers = made_answers(engine, questions, config, rounds=2, advance=done.append)
+    answers = own_answers(engine, questions, config, rounds=2, advance=done.append)
     assert sum(done) == 4
     asked = [questions[number] for number in (0, 1, 2, 3)]  # those of the first passage, then that of the second
     expected = [engine.generate(f"{made.request}\nAnswer:", config=config.replace(max_risk=None)) for made in asked]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Group
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from cocoa_engine.cli import measured
@@ -24,6 +24,7 @@ from cocoa_engine.cli.output import (
     check_drawable,
     on_interrupt,
     output,
+    plain_table,
     print_json,
     print_note,
     reserved,
@@ -168,10 +169,7 @@ def shown(validation: Validation, unit: str, threshold: Threshold | None) -> lis
 
     folds = f"; {validation.division}" if validation.division else ""
     title = f"{validation.items} {unit}s of {validation.prompts} prompts, {validation.hallucinated} hallucinated{folds}"
-    table = Table("", "AUROC", "risk minus that", box=None, padding=(0, 2, 0, 0), title=title)
-    table.title_justify, table.title_style = "left", ""
-    for column in table.columns:
-        column.overflow = "fold"
+    table = plain_table(*(Column(name, overflow="fold") for name in ("", "AUROC", "risk minus that")), title=title)
     table.add_row("calibrated risk", interval(validation.auroc), "")
     for name, baseline in validation.rivals.items():
         table.add_row(name, interval(baseline.auroc), interval(baseline.difference, "+.3f"))

@@ -143,8 +143,8 @@ def _plain(profile: TokenProfile) -> dict[str, Any]:
     return {
         **{name: getattr(profile, name) for name in _LISTS},
         "ranges": list(profile.ranges),
-        "of_tokens": list(map(of_array, profile.of_tokens.arrays)),
-        "of_spans": list(map(of_array, profile.of_spans.arrays)),
+        "of_tokens": list(map(of_array, profile.of_tokens)),
+        "of_spans": list(map(of_array, profile.of_spans)),
         "states": None if profile.states is None else of_array(profile.states),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,7 @@ class TokenProfile:
     def span(self, start: int, end: int) -> LayerProfile:
         """The disagreements of one of the ``ranges``."""
         at = self.ranges[start, end]
-        return LayerProfile(*(values[:, at : at + 1].contiguous() for values in self.of_spans.arrays))
+        return LayerProfile(*(values[:, at : at + 1].contiguous() for values in self.of_spans))
 
 
 def span_ranges(competing: Sequence[int], gaps: Sequence[float]) -> list[Range]:
@@ -74,8 +74,7 @@ def span_ranges(competing: Sequence[int], gaps: Sequence[float]) -> list[Range]:
     return list(zip(cuts, [*cuts[1:], len(gaps)], strict=True))
 
 
-@dataclass(frozen=True)
-class LayerProfile:
+class LayerProfile(NamedTuple):
     """How the layers of B spans disagree with one another.
 
     Attributes:
@@ -87,11 +86,6 @@ class LayerProfile:
     consecutive: Tensor
     to_pre_norm: Tensor
     to_post_norm: Tensor
-
-    @property
-    def arrays(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The three comparisons, in this order."""
-        return self.consecutive, self.to_pre_norm, self.to_post_norm
 
     @classmethod
     def of(cls, states: Tensor, normed: Tensor) -> LayerProfile:
@@ -168,9 +162,7 @@ class Profiler:
             of_text_spans = spans[number] if spans else span_ranges(counts, gaps)
             ranges = list(dict.fromkeys([(0, len(token_ids)), *of_text_spans]))
             of_spans = [
-                LayerProfile.of(
-                    mean_pooled(of_layers[:, start:end])[:, None], mean_pooled(normed[start:end])[None]
-                ).arrays
+                LayerProfile.of(mean_pooled(of_layers[:, start:end])[:, None], mean_pooled(normed[start:end])[None])
                 for start, end in ranges
             ]
             of_layer = None if self._layer is None else of_layers[self._layer]

@@ -6,7 +6,7 @@ from typing import Any
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import rule_without_rivals
-from cocoa_engine.errors import need, safe
+from cocoa_engine.errors import safe
 from cocoa_engine.files import draft_of
 from cocoa_engine.lab.indicators import Items, Level, indicators, layer_choices
 from cocoa_engine.lab.measured import Layers
@@ -17,17 +17,11 @@ Record = dict[str, Any]
 """Measured values as plain data, with the fields of :class:`.Interval`."""
 
 
-def plot_name(level: Level) -> str:
-    """The file of a level's plot."""
-    return f"auroc-{level}.svg"
-
-
 def draw(record: Record, folder: Path) -> list[Path]:
     """Draw the plot of each level into a folder, and return the files. Needs matplotlib."""
-    need("matplotlib", extra="risk", what="drawing")
     files = []
     for level, values in record["levels"].items():
-        files.append(folder / plot_name(level))
+        files.append(folder / f"auroc-{level}.svg")
         with draft_of(files[-1]) as draft:
             _ranking(level, values["ranking"]).savefig(draft, format="svg")
     return files

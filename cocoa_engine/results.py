@@ -49,8 +49,8 @@ class Generation(ResultModel):
     """What ``answer_risk`` was fitted on, or whose right answers it is ranked among. It holds for answers like those
     only."""
     answer_out_of_domain: bool = False
-    """Whether the answer as a whole is unlike those that `answer_risk` was fitted on, so that the risk may mean
-    little."""
+    """Whether the answer as a whole is unlike those that `answer_risk` was fitted on or is ranked among, which are
+    short: of a rank, whether it has more than 24 tokens. The risk may then mean little."""
     out_of_domain: bool = False
     """Whether the answer is unlike those that the calibrator was fitted on: as a whole, or in more than a tenth of its
     spans, and at least two. Its risks may be meaningless."""

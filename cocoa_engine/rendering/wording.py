@@ -175,6 +175,8 @@ def verdict(answer: Answer) -> str:
     if answer.answer_risk_source == "rank" and answer.answer_risk is not None:
         share = "" if isnan(answer.answer_risk) else f" {100 * answer.answer_risk:.0f} % of"
         whole = safe(f"Whole answer: less sure than{share} right answers ({answer.calibrated_on}).")
+        if answer.answer_out_of_domain:
+            whole += " It is longer than those, so this may mean little."
         return f"{whole} {finding(answer)} {NOT_CALIBRATED}"
     if answer.answer_risk is not None:
         risk = "wrong" if answer.answer_risk != answer.answer_risk else f"{100 * answer.answer_risk:.0f} % likely wrong"

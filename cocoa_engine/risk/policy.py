@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.equations import improbability
+from cocoa_engine.equations import ANSWER_TOKENS, improbability
 from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.execution.backends import Backend
 from cocoa_engine.execution.session import Session
@@ -96,6 +96,7 @@ class RiskMeasure:
                 "answer_risk_source": "rank",
                 "answer_threshold": ANSWER_THRESHOLD,
                 "calibrated_on": self.right_answers.of,
+                "answer_out_of_domain": len(log_probs) > ANSWER_TOKENS,
             }
         )
 

@@ -193,6 +193,7 @@ def _answered(generation: Generation, spans: list[Span], engine: CocoaEngine) ->
             "text": text,
             "answer_risk": None,
             "answer_risk_source": None,
+            "answer_out_of_domain": False,
         }
     )
     answered = answered.model_copy(update={"out_of_domain": answered.has_spans_out_of_domain})

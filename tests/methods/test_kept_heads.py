@@ -34,6 +34,8 @@ from cocoa_engine.methods.retrieval_heads import (
 )
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.weight_identity import model_digest
+from cocoa_engine.rendering.wording import verdict
+from cocoa_engine.report import RiskReport
 from cocoa_engine.risk.policy import right_answers_of
 from tests.helpers.alike import near
 from tests.helpers.backends import PROMPTS
@@ -87,6 +89,12 @@ def test_own_right_answers_are_used_before_those_of_other_models() -> None:
     assert after.answer_risk == pytest.approx(0.5)
     assert all(span.flagged for span in after.spans)
     assert engine.rated(after) == after
+    long = engine.generate(PROMPTS[0], max_new_tokens=48)
+    for spans in (long.spans[:8], long.spans):
+        answer = engine.rated(long.model_copy(update={"spans": spans, "answer_risk": None}))
+        tokens = sum(len(span.token_ids) for span in spans)
+        assert answer.answer_out_of_domain == RiskReport.of(answer).out_of_domain == (tokens > 24)
+        assert ("longer than those" in verdict(answer)) == (tokens > 24)
     assert engine.score(PROMPTS[0], "a thing").answer_risk is None
     assert engine.without_answer_risk().generate(PROMPTS[0], max_new_tokens=4).answer_risk is None
     assert Generation.model_validate_json(after.model_dump_json()) == after

@@ -18,38 +18,13 @@ from cocoa_integrations._shared.options import OF_SAMPLING
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.rivals import heads_file
+from tests.helpers.settings import SETTINGS
 from tests.helpers.structured import engine_for_schemas
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 MODELS = [ChatCocoa, CocoaLLM]
 SAID = AIMessage("Yes.")
-OTHER: dict[str, Any] = {
-    "method": "cocoa",
-    "metric": "con_mlds",
-    "risk": "f_mlds",
-    "alpha": 0.9,
-    "gamma": 0.5,
-    "max_candidates": 2,
-    "max_span_tokens": 2,
-    "span_boundary": "left",
-    "span_log_prob": "mean",
-    "middle_layers": (1, 3),
-    "final_layer": "pre_norm",
-    "dola_layers": "low",
-    "dola_relative_top": 0.2,
-    "decore_heads": "heads.json",  # written by the test
-    "decore_masked_heads": 3,
-    "diver_weight": 0.5,
-    "repetition_penalty": 1.3,
-    "max_new_tokens": 3,
-    "max_risk": 0.5,
-    "temperature": 0.7,
-    "top_k": 5,
-    "top_p": 0.9,
-    "seed": 1,
-    "top_logprobs": 2,
-    "stop": ["x"],
-}
+OTHER = SETTINGS | {"middle_layers": (1, 3), "dola_layers": "low", "decore_heads": "heads.json"}  # written by the test
 
 
 @pytest.fixture(autouse=True)

@@ -222,14 +222,6 @@ async def test_it_refuses(how: str, model_of: Callable[[str], Any]) -> None:
             assert "".join(span.text or "" for span in report.spans) == shown.best["answer"]
 
 
-def test_it_raises_for_with_fallbacks(engine: CocoaEngine) -> None:
-    options: dict[str, Any] = {"threshold": 0.0, "max_tries": 1, "on_risk": "raise"}
-    chain = with_risk_retry(Listed(), PROMPT, model_here("invoke", engine), **options)
-    other = RunnableLambda(lambda question: AIMessage("Ask a person."))
-    strict = chain.with_fallbacks([other], exceptions_to_handle=(HallucinationRiskError,))
-    assert strict.invoke(QUESTION).text == "Ask a person."
-
-
 def test_other_names_in_the_prompt_and_what_comes_back(engine: CocoaEngine) -> None:
     chain = with_risk_retry(
         Listed(k=1),

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.report import EditReport, RangeReport, RiskReport, SpanReport
+from cocoa_integrations._shared.reasoning import Replaced, spliced
 
 Entry = TypeVar("Entry", bound=RangeReport)
 Edit = EditReport
@@ -128,11 +129,7 @@ class EditedText:
         self._places = [piece.place for piece in self._pieces]
         self._shifts = [0, *accumulate(len(piece.new) - (piece.end - piece.start) for piece in self._pieces)]
         self._shown = [piece.start + shift for piece, shift in zip(self._pieces, self._shifts, strict=False)]
-        parts, position = [], 0
-        for piece in self._pieces:
-            parts += [original[position : piece.start - begin], piece.new]
-            position = piece.end - begin
-        self.text = "".join([*parts, original[position:]])
+        self.text = spliced(original, [(piece.start - begin, piece.end - begin, piece.new) for piece in self._pieces])
 
     @classmethod
     def find(cls, text: str, report: RiskReport) -> "EditedText | None":
@@ -140,16 +137,14 @@ class EditedText:
         begin, edits = report.begin, report.edits
         if is_replaced(report):
             return cls(text, (), begin, replaced=True) if text == edits[0].text else None
-        parts, position = [], 0
-        grown = 0
+        ranges, grown = list[Replaced](), -begin
         for piece in _pieces(edits):
-            at = piece.start - begin + grown
+            at = piece.start + grown
             if not text.startswith(piece.new, at):
                 return None
-            parts += [text[position:at], piece.was]
-            position = at + len(piece.new)
+            ranges.append((at, at + len(piece.new), piece.was))
             grown += len(piece.new) - len(piece.was)
-        edited = cls("".join([*parts, text[position:]]), edits, begin)
+        edited = cls(spliced(text, ranges), edits, begin)
         if any(span.text is None for span in report.answer_spans):
             return None
         answer = edited.originals(report.answer_spans)

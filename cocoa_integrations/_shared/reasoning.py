@@ -99,23 +99,27 @@ class ReasoningTags:
         return ranges
 
 
+def spliced(text: str, ranges: Iterable[Replaced]) -> str:
+    """A text with other texts in the place of ranges, which are in order."""
+    parts, position = list[str](), 0
+    for start, end, new in ranges:
+        parts += [text[position:start], new]
+        position = end
+    return "".join([*parts, text[position:]])
+
+
 class MarkedText:
     """A text with the special tokens that decoding has removed from it."""
 
     def __init__(self, text: str, marks: Sequence[Mark]) -> None:
-        parts, at = list[str](), 0
-        for offset, name in marks:
-            parts += [text[at:offset], name]
-            at = offset
-        self.text = "".join([*parts, text[at:]])
+        self.text = spliced(text, [(offset, offset, name) for offset, name in marks])
         self._marks = marks
         self._replaced: Sequence[Replaced] = ()
 
     def replace(self, ranges: Sequence[Replaced]) -> None:
         """Replace ranges of the text, which are in order."""
         self._replaced = ranges
-        for start, end, shown in reversed(ranges):
-            self.text = self.text[:start] + shown + self.text[end:]
+        self.text = spliced(self.text, ranges)
 
     def plain(self, at: int) -> int:
         """The offset in the text without its special tokens."""

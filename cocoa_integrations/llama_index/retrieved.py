@@ -13,6 +13,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from cocoa_engine import CocoaEngine, ContextLift, Generation, PromptError, context_lift
 from cocoa_integrations._shared.citations import find_in
+from cocoa_integrations._shared.reasoning import spliced
 from cocoa_integrations.llama_index.callbacks import Start, collected_nodes
 
 _MIN_RUN = 8  # words in common with a node that count as part of it
@@ -115,9 +116,7 @@ class WithoutNodes:
             for run in _runs(free, content) if self._only in (None, number) else ():
                 cut(*run, number)
         self.removed = self.removed or bool(cuts)
-        for start, end in sorted(cuts, reverse=True):
-            text = text[:start] + text[end:]
-        return text
+        return spliced(text, [(start, end, "") for start, end in sorted(cuts)])
 
 
 def lift_of(

@@ -173,12 +173,12 @@ class CocoaConfig(SettingsModel):
         return cls(**{**_PAPER, **settings})
 
     def replace(self, **settings: Any) -> CocoaConfig:
-        """A copy with some settings changed, validated like a new one.
+        """A copy with some settings changed, validated like a new one. What was not set is not set in it, either.
 
         Raises:
             ConfigError: as for the constructor.
         """
-        return CocoaConfig(**{**{name: getattr(self, name) for name in type(self).model_fields}, **settings})
+        return CocoaConfig(**{**{name: getattr(self, name) for name in self.model_fields_set}, **settings})
 
     @field_validator("dola_layers", mode="before")
     @classmethod

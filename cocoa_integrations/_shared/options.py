@@ -341,11 +341,6 @@ def config_of(adapter: DecodeSettings) -> CocoaConfig:
     return CocoaConfig(**fields)
 
 
-def updated(config: CocoaConfig, settings: Mapping[str, Any]) -> CocoaConfig:
-    """A copy with some settings changed. What was not set in the config is not set in the copy, either."""
-    return CocoaConfig(**{**{name: getattr(config, name) for name in config.model_fields_set}, **settings})
-
-
 def set_config(adapter: DecodeSettings, config: CocoaConfig) -> None:
     """Set all decode settings of an adapter."""
     if not isinstance(config, CocoaConfig):

@@ -22,7 +22,6 @@ from cocoa_integrations._shared.options import (
     refuse_unsupported,
     set_config,
     split_settings,
-    updated,
 )
 from cocoa_integrations.chat_service.local import LocalChat
 from cocoa_integrations.chat_service.remote import RemoteChat, remote_chat, sent_settings
@@ -228,7 +227,7 @@ class ModelOptions(AnswerOptions, DecodeSettings, LoadOptions):
             is_label = engine is not None and rest.get("model_name") == engine.model_name
             changed = [name for name in changed if name != "model_name" or not is_label]
             _refuse_without_effect(objects, changed, named)
-        config = updated(base, settings)
+        config = base.replace(**settings)
         # None is a value of device_map, the CPU, and leaves every other option at its default
         fields = {name: value for name, value in rest.items() if value is not None or name == "device_map"}
         if "base_url" in fields:

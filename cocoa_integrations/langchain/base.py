@@ -29,7 +29,6 @@ from cocoa_integrations._shared.options import (
     refuse_unknown,
     refuse_unsupported,
     split_settings,
-    updated,
 )
 from cocoa_integrations.chat_service import ChatCall
 from cocoa_integrations.chat_service.options import AnswerOptions, ModelOptions, one_model_name
@@ -208,7 +207,7 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
             update["model_name"] = name
         if self.is_remote:
             settings = {name: value for name, value in settings.items() if value is not None}
-        config = updated(before, {**settings, **({} if stop is None else {"stop": stop})})
+        config = before.replace(**{**settings, **({} if stop is None else {"stop": stop})})
         try:
             checked = kind(**rest)
         except ValidationError as error:

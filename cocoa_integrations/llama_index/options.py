@@ -21,7 +21,6 @@ from cocoa_integrations._shared.options import (
     refuse_unknown,
     refused,
     split_settings,
-    updated,
 )
 from cocoa_integrations.chat_service.options import AnswerOptions
 from cocoa_integrations.tool_calling import ToolRequest
@@ -86,7 +85,7 @@ def decode_settings(config: CocoaConfig, options: Mapping[str, Any]) -> CocoaCon
         if settings.get("temperature"):
             logger.warning("temperature=%s has no effect with do_sample=False.", settings["temperature"])
         settings["temperature"] = 0.0
-    return updated(config, settings)
+    return config.replace(**settings)
 
 
 def processors_and_criteria(options: Mapping[str, Any]) -> tuple[list[Processor], list[Criterion]]:

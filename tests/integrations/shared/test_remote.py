@@ -22,7 +22,7 @@ from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.tools import FunctionTool
 
-from cocoa_engine import CocoaEngine, Span
+from cocoa_engine import CocoaConfig, CocoaEngine, Span
 from cocoa_engine.errors import (
     ConfigError,
     GenerationTimeoutError,
@@ -570,7 +570,8 @@ async def test_retrieved_nodes_in_the_messages_are_sent_as_sources(url: str, sen
 
 
 def test_the_context_window_is_that_of_the_server(engine: CocoaEngine, url: str, sent: list[Any]) -> None:
-    llm = LlamaIndexLLM(base_url=url)
+    llm = LlamaIndexLLM(base_url=url, config=CocoaConfig(alpha=1.0).replace(gamma=0.5))
+    assert {name for name in CocoaConfig.model_fields if getattr(llm, name) is not None} == {"alpha", "gamma"}
     about = llm.metadata
     assert (about.context_window, about.num_output) == (engine.context_window, 256)
     assert about.is_chat_model

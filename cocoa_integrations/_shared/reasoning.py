@@ -4,12 +4,20 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 
 from cocoa_engine import CocoaEngine, Generation, Span
 from cocoa_engine.report import Part, RiskReport
 
 OPENING = "<think>"
 CLOSING = "</think>"
+
+SPELLED = "\ue004"
+"""The name of a mark inside a text that spells a special token: no tag of the format is found there."""
+
+_LONGEST = 100  # characters of the name of a special token
+_PART = r"\w+(?: [^<>=\n]{0,80})?(?:<[^<>]*>\w*)?"  # in a header: the name of a part and the type of its content
+_BEGUN = r"(?:\w+(?: [^<>=\n]{0,80}(?:=\w*)?)?(?:<[^<>]*(?:>\w*)?)?)?"
 
 Mark = tuple[int, str]
 """A special token that decoding has removed from a text: its offset, and its name."""
@@ -52,7 +60,7 @@ class ReasoningTags:
     def header(self) -> re.Pattern[str]:
         """The header of a part that is text, with the space before it."""
         begin, end = map(re.escape, self._edges)
-        others = f"|{begin}\\w+{end}" if begin else ""
+        others = f"|{begin}{_PART}{end}" if begin else ""
         return re.compile(
             rf"\s*(?!{re.escape(self.opening)})(?:{re.escape(self.head)}{others})" if self.head else "(?!)"
         )
@@ -62,11 +70,12 @@ class ReasoningTags:
         """What stands before reasoning that follows another part."""
         return re.compile(rf"{re.escape(self.closing)}\s*{re.escape(self.opening)}" if self.head else "(?!)")
 
-    def may_begin(self, text: str) -> bool:
-        """Whether a text may be the beginning of a header."""
+    def may_begin(self, text: str, *, surely: bool = False) -> bool:
+        """Whether a text may be the beginning of a header; ``surely``: whether it has its first tag."""
         (begin, end), text = self._edges, text.lstrip()
-        is_named = bool(begin) and re.fullmatch(rf"{re.escape(begin)}\w+", without_partial(text, end)) is not None
-        return is_named or any(tag.startswith(text) for tag in (self.opening, self.head))
+        begun = f"{re.escape(begin)}{_BEGUN}"
+        is_named = bool(begin) and re.fullmatch(begun, without_partial(text, end)) is not None
+        return is_named or (not surely and any(tag.startswith(text) for tag in (self.opening, self.head)))
 
     def hidden(self, text: str, start: int, opening: str = "", *, done: bool) -> list[Replaced]:
         """What is not shown of the answer from an offset on: headers, later reasoning, and what ends a part.
@@ -240,17 +249,24 @@ class ReasoningSplitter:
         self._marks: list[Mark] = []
         self._marked = MarkedText("", ())
         own = self._tags
-        self._special = _special_tokens(engine, [own.opening, own.closing, own.head, *own.feet, *texts])
+        # headers may have others than the template writes
+        self._special = _special_tokens(engine, None if own.head else [own.opening, own.closing, *own.feet, *texts])
+        names = self._special.values() if own.head else ()
+        self._spelled = re.compile("|".join(map(re.escape, names)) or "(?!)")
         self._track = engine.detokenizer() if self._special else None
 
     def add(self, span: Span) -> None:
         """Add the next span."""
+        start = len(self.text)
         self.text += span.text
         if self._track is not None:
             for token_id in span.token_ids:
                 if name := self._special.get(token_id):
                     self._marks.append((min(len(self._track.text), len(self.text)), name))
                 self._track.push(token_id)
+        spelled = self._spelled.finditer(self.text, max(0, start - _LONGEST))
+        self._marks += [(match.start() + 1, SPELLED) for match in spelled if match.end() > start]
+        self._marks.sort(key=itemgetter(0))
         self._advance()
 
     def finish(self) -> None:
@@ -311,7 +327,7 @@ class ReasoningSplitter:
             after = min(begin + len(tags.closing), len(text))
         if header := tags.header.match(text, after):
             after = header.end()
-        elif tags.head and (after or not self._finished) and tags.may_begin(text[after:]):
+        elif tags.head and tags.may_begin(text[after:], surely=self._finished and not after):
             return len(text)
         return len(text) - len(text[after:].lstrip()) if after else 0
 
@@ -369,8 +385,10 @@ def without_partial(text: str, tag: str) -> str:
     return text[: len(text) - cut]
 
 
-def _special_tokens(engine: CocoaEngine, texts: Sequence[str]) -> dict[int, str]:
-    """The special tokens in some texts, by their ids."""
+def _special_tokens(engine: CocoaEngine, texts: Sequence[str] | None) -> dict[int, str]:
+    """The special tokens, or those in some texts, by their ids."""
     added = getattr(engine.tokenizer, "added_tokens_decoder", {})
     special = {token_id: token.content for token_id, token in added.items() if token.special and token.content}
+    if texts is None:
+        return special
     return {token_id: name for token_id, name in special.items() if any(name in text for text in texts)}

@@ -1,7 +1,7 @@
 """How a request with tools or a schema becomes a prompt and a grammar, and how the answer is parsed and measured."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ from cocoa_integrations._shared.options import (
     with_reasoning,
 )
 from cocoa_integrations._shared.reasoning import (
+    SPELLED,
     Mark,
     MarkedText,
     ReasoningSplitter,
@@ -232,8 +233,9 @@ class Plan:
         return reading
 
 
-def _without_marks(reading: Reading, marked: MarkedText, names: Collection[str]) -> Reading:
+def _without_marks(reading: Reading, marked: MarkedText, names: set[str]) -> Reading:
     """What was read from a text with special tokens, with the places in the text without them."""
+    is_spelled, names = SPELLED in names, names - {SPELLED}
 
     def plain(place: tuple[int, int]) -> tuple[int, int]:
         return marked.plain(place[0]), marked.plain(place[1])
@@ -245,7 +247,12 @@ def _without_marks(reading: Reading, marked: MarkedText, names: Collection[str])
         replace(call, offsets=plain(call.offsets), values={name: plain(place) for name, place in call.values.items()})
         for call in reading.calls
     ]
-    return Reading(content, calls)
+    if not is_spelled:
+        return Reading(content, calls)
+    for number, call in enumerate(calls):
+        arguments = json.loads(json.dumps(call.arguments, ensure_ascii=False).replace(SPELLED, ""))
+        calls[number] = replace(call, written=call.written.replace(SPELLED, ""), arguments=arguments)
+    return Reading(content.replace(SPELLED, ""), calls)
 
 
 def parts_of_report(generation: Generation, plan: Plan, split: Split, calls: Sequence[Call]) -> dict[str, Any]:

@@ -235,8 +235,15 @@ class _Reader:
         elif head and before:
             opening = f"(?:{head}(?:\\s*{before})?|{before})"
         else:
-            channel = f"(?:{regex.escape(self._headers[0])}\\w*\\s*)?" if self._headers else ""
-            opening = head or f"{channel}{before}"
+            opening = head or before
+            if self._headers:
+                first, last = map(regex.escape, (self._headers[0], self._headers[-1]))
+                # names of another space, and words in a text, are no call without the rest of a header
+                rest = f"[^\\s<>{{}}]{{0,256}}\\s?(?:{first}\\w*\\s?)?[\\w/-]{{0,80}}\\s?(?:<[^<>]*>\\w*)?"
+                space = "".join(regex.findall("\\w+\\.$", style.before))
+                named = f"{_pattern(space)}(?={rest}(?:{last}|\\{{|\\Z))|(?={rest}{last})"
+                before = f"{_pattern(style.before.removesuffix(space))}(?:{named})"
+                opening = head or f"(?:{first}[^<>{{}}\\n]{{0,80}}?)?{before}"
         return compiled(f"(?P<more>{opening})(?P<lead>)")
 
     @cached_property
@@ -270,7 +277,8 @@ class _Reader:
     @cached_property
     def _end_of_call(self) -> regex.Pattern[str]:
         """What closes a call whose name stands outside of JSON or, if nothing does, the series of calls."""
-        return compiled(_some(self._style.after) or _some(self._style.tail) or _NEVER)
+        style = self._style
+        return compiled(_some(style.after) or _some(style.tail) or _pattern(style.end) or _NEVER)
 
     @cached_property
     def _named(self) -> regex.Pattern[str]:

@@ -289,6 +289,14 @@ LOOK_UP = '<|channel|>commentary to=functions.look_up <|constrain|>json<|message
         (f"{COMMENTARY}I look.{NEXT}{ANALYSIS}Hm", "Hm", ["I look."]),
         (f"{ANALYSIS}I think.{NEXT}<|channel|>", "I think.", [""]),
         (f"{COMMENTARY}I look.{NEXT}", "", ["I look."]),
+        (LOOK_UP.replace(" <|constrain|>", "<|constrain|>"), "", ["", LOOKED_UP]),
+        (LOOK_UP.replace("functions.", ""), "", ["", LOOKED_UP]),
+        (LOOK_UP.replace("functions.look_up", "browser.find"), "", ["", ["browser.find", *LOOKED_UP[1:]]]),
+        ("<|channel|>final <|constrain|>json<|message|>{}", "", ["{}"]),
+        (f"{COMMENTARY}I look.{NEXT}<|channel|>final json<|message|>{{}}", "", ["I look.\n\n{}"]),
+        (f"{FINAL}It goes to=functions.look_up, to=5.", "", ["It goes to=functions.look_up, to=5."]),
+        (f"{ANALYSIS}I think.{NEXT}<|channel|>commentary to=functions", "I think.", [""]),
+        ("<|channel|>anal", "", [""]),
     ],
 )
 def test_channels(answer: str, reasoning: str, expected: list[Any], special: tuple[str, ...]) -> None:
@@ -303,6 +311,27 @@ def test_channels(answer: str, reasoning: str, expected: list[Any], special: tup
         assert "".join(piece.reasoning for piece in pieces_of(plan, texts, tokens)[0]) == reasoning
     if len(expected) == 1:
         assert streamed(Plan(ToolRequest.of(), engine), parts, ids, splits=True) == expected
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_text_that_spells_special_tokens_is_text(size: int) -> None:
+    """It may be quoted, and a header in it is none."""
+    engine = engine_of("channels", ("<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|assistant|>"))
+    plan, value = Plan(ToolRequest.of(TOOLS), engine), f"a{NEXT}{FINAL}b{LOOK_UP}"
+
+    def read(tags: str, quoted: str) -> list[Any]:
+        parts, ids = tokens_of(engine, tags)
+        spelled = engine.tokenizer.encode(quoted, add_special_tokens=False, split_special_tokens=True)
+        assert not {*spelled} & {*engine.tokenizer.added_tokens_decoder}
+        parts, ids = [*parts, *quoted], [*ids, *([token_id] for token_id in spelled)]
+        cuts = [slice(at, at + size) for at in range(0, len(parts), size)]
+        joined = [[token_id for each in ids[cut] for token_id in each] for cut in cuts]
+        return streamed(plan, ["".join(parts[cut]) for cut in cuts], joined, splits=True)
+
+    called = json.dumps({"text": value})
+    assert read(LOOK_UP.removesuffix('{"text": "x"}'), called) == ["", ["look_up", {"text": value}, None]]
+    assert read(FINAL, value) == [value]
+    assert read(f"{ANALYSIS}I think.{NEXT}{FINAL}", value) == [value]
 
 
 def test_headers_may_begin_alike_and_end_alike() -> None:

@@ -73,8 +73,8 @@ class ReasoningTags:
     def may_begin(self, text: str, *, surely: bool = False) -> bool:
         """Whether a text may be the beginning of a header; ``surely``: whether it has its first tag."""
         (begin, end), text = self._edges, text.lstrip()
-        begun = f"{re.escape(begin)}{_BEGUN}"
-        is_named = bool(begin) and re.fullmatch(begun, without_partial(text, end)) is not None
+        begun = re.compile(f"{re.escape(begin)}{_BEGUN}")
+        is_named = bool(begin) and end not in text and begun.fullmatch(without_partial(text, end)) is not None
         return is_named or (not surely and any(tag.startswith(text) for tag in (self.opening, self.head)))
 
     def hidden(self, text: str, start: int, opening: str = "", *, done: bool) -> list[Replaced]:

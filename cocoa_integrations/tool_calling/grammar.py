@@ -58,7 +58,8 @@ def call_grammar(
         rules.append(f"{kind}: {' | '.join(f'{kind}_{number}' for number in range(len(names)))}")
     tail = style.tail.rstrip() if foot else style.tail  # the lexer takes white space for that before the next call
     rules.append(f"inside: first {more} {terms(tail, tokenizer)}")
-    calls = f"{opening} inside"
+    # a header goes on after the role, so that its first token has the space
+    calls = f'" "? {opening} inside' if re.match(" [^ ]", begun) else f"{opening} inside"
     if request.required:
         start = calls
     elif other is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -332,6 +333,13 @@ def test_a_text_that_spells_special_tokens_is_text(size: int) -> None:
     assert read(LOOK_UP.removesuffix('{"text": "x"}'), called) == ["", ["look_up", {"text": value}, None]]
     assert read(FINAL, value) == [value]
     assert read(f"{ANALYSIS}I think.{NEXT}{FINAL}", value) == [value]
+
+
+def test_a_required_call_may_begin_with_the_space_of_its_header() -> None:
+    engine = engine_of("channels", ("<|channel|>", "<|message|>", "<|end|>", "<|assistant|>"))
+    [processor] = Plan(ToolRequest.of(TOOLS, tool_choice="required"), engine).processors()
+    scores = processor(torch.tensor([[0]]), torch.zeros(1, engine.model.config.vocab_size))[0]
+    assert {engine.tokenizer.decode(at)[0] for at in scores.isfinite().nonzero()} == {" ", "t"}
 
 
 def test_headers_may_begin_alike_and_end_alike() -> None:

@@ -300,6 +300,11 @@ class CocoaEngine:
         from cocoa_engine.decoding.grammar import constraint
 
         ends = self.end_token_ids.difference(ignored_ends)
+        if ignored_ends and not ends:
+            raise ConfigError(
+                "nothing would end an answer that follows a grammar: all end tokens of the model are ignored, as they "
+                "stand in answers, too, such as before a call. Add another to eos_token_id of its generation_config."
+            )
         return constraint(self.tokenizer, ends, json_schema=json_schema, regex=regex, grammar=grammar)
 
     def render_chat(self, messages: Messages, **template_kwargs: Any) -> str:

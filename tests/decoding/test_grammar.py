@@ -185,6 +185,11 @@ def test_the_tokenizer_stays_as_it_was_and_one_that_cannot_be_used_is_refused() 
             GrammarProcessor(json_schema_grammar(CITY), other)
 
 
+def test_something_must_end_the_answer(engine: CocoaEngine) -> None:
+    with pytest.raises(ConfigError, match="all end tokens of the model are ignored"):
+        engine.constrain(regex="a", ignored_ends=engine.end_token_ids)
+
+
 def test_tokens_that_do_not_fit_are_an_error(engine: CocoaEngine, city_json: GrammarProcessor) -> None:
     prompt = engine.encode_chat(QUESTIONS[0])
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.conformance import harness, json_schema, llama_cpp_files, tool_calls
+from tests.conformance import harmony, harness, json_schema, llama_cpp_files, tool_calls
 from tests.conformance.tools import INSTALL, ROOT, SuiteError, Tools, run, served
 
 OPENAI_NAMES = ("SmolLM2-135M-Instruct", "gpt-6-astra", "gpt-3.5-turbo-instruct")
@@ -104,6 +104,7 @@ SUITES: dict[str, Callable[[Tools], str]] = {
     "json-schema": json_schema.run_json_schema,
     "templates": llama_cpp_files.run_templates,
     "tool-calls": tool_calls.run_tool_calls,
+    "harmony": harmony.run_harmony,
     "vocabularies": llama_cpp_files.run_vocabularies,
 }
 

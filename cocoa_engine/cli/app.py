@@ -57,9 +57,7 @@ class OneLineErrors(TyperGroup):
             sys.stdout.flush()
         except (KeyboardInterrupt, typer.Abort):
             code = INTERRUPTED
-        except BrokenPipeError:
-            # the reader has closed the pipe (`cocoa ask ... | head`): discard what Python would still flush
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except BrokenPipeError:  # the reader has closed the pipe (`cocoa ask ... | head`)
             code = 1
         except Exception as error:
             if "--debug" in args:
@@ -71,6 +69,11 @@ class OneLineErrors(TyperGroup):
         if code == INTERRUPTED:
             code = TERMINATED if received else INTERRUPTED
             print_note("interrupted")
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:  # of a closed pipe or a full disk: discard what Python would still flush
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         sys.exit(code if isinstance(code, int) else 0)
 
 

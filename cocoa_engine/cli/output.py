@@ -1,5 +1,6 @@
 """The output of commands: the console, notes on stderr, JSON, and the files written beside it."""
 
+import errno
 import io
 import os
 import sys
@@ -71,8 +72,9 @@ def live(console: Console, **options: Any) -> Iterator[Live]:
 
 
 def print_note(message: str) -> None:
-    """Print one line on stderr, apart from the command's output."""
-    print("cocoa:", safe(" ".join(message.split())), file=sys.stderr)
+    """Print one line on stderr, apart from the command's output, which does not depend on it."""
+    with suppress(OSError):  # stderr was closed, or is a file on a full disk
+        print("cocoa:", safe(" ".join(message.split())), file=sys.stderr, flush=True)
 
 
 def describe_error(error: Exception) -> tuple[str, int]:
@@ -83,6 +85,9 @@ def describe_error(error: Exception) -> tuple[str, int]:
         return f"{bounded(format_message(), MESSAGE_LIMIT)} (see --help)", 2
     if isinstance(error, CocoaError):
         return str(error), 2
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        # of the standard output: those of files are an OutputError
+        return f"the output cannot be written: {error.strerror}", 2
     return f"{type(error).__name__}: {bounded(str(error), MESSAGE_LIMIT)} (--debug shows where)", 1
 
 

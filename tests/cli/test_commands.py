@@ -189,6 +189,8 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         (["ask"], "<&-", 2, "there is no question"),
         (["ask", "Hi", "--svg", "/no/such/folder/x.svg"], "</dev/null", 2, "cannot be written"),
         (["--version"], ">&-", 0, ""),
+        (["--version"], ">/dev/full", 2, "the output cannot be written"),
+        (["ask", "Hi", "--svg", "/no/such/folder/x.svg"], "</dev/null 2>/dev/full", 2, ""),
     ],
 )
 def test_from_a_shell(arguments: list[str], redirection: str, code: int, message: str) -> None:

@@ -23,6 +23,7 @@ _ERRORS = {
     401: "The API key is missing or wrong.",
     404: "There is no such model.",
     413: "The body is too large.",
+    415: "The body is compressed.",
     429: "As many answers as the engine runs and queues are being decoded; try again after `Retry-After` seconds.",
     500: "An internal error.",
     503: "The model is being loaded, or the server shuts down; try again after `Retry-After` seconds.",

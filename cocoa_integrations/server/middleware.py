@@ -17,6 +17,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cocoa_engine.errors import shortened
 from cocoa_integrations.server import errors
 from cocoa_integrations.server.settings import ServerSettings, is_loopback
 
@@ -222,7 +223,10 @@ class Bodies:
 
 
 def require_json(headers: Headers) -> None:
-    """Refuse a body of another type. A browser asks before it sends JSON to another origin."""
+    """Refuse a body of another type, or a compressed one. A browser asks before it sends JSON to another origin."""
+    if (coding := headers.get("content-encoding", "identity").strip().lower()) != "identity":
+        message = f"a body with Content-Encoding: {shortened(coding, 100)} is not read; send it uncompressed"
+        raise errors.ApiError(415, message, code="unsupported_encoding")
     kind, _, subtype = headers.get("content-type", "").partition(";")[0].strip().lower().partition("/")
     if kind != "application" or not (subtype == "json" or subtype.endswith("+json")):
         raise errors.bad_request(_NOT_AN_OBJECT, None)

@@ -287,6 +287,15 @@ async def test_no_page_of_another_site_is_served(endless: Speaker) -> None:
         assert nothing.status_code == 400
 
 
+async def test_a_compressed_body_is_refused(endless: Speaker) -> None:
+    body = {**LONG, "max_tokens": 1}
+    for coding, status in (("gzip", 415), ("br", 415), ("identity", 200)):
+        answered = await post(create_app(endless), body, **{"content-encoding": coding})
+        assert answered.status_code == status
+        if status == 415:
+            assert f"Content-Encoding: {coding}" in error_of(answered)["message"]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "content", "status", "code"),
     [

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from langchain_core.documents import Document
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
@@ -89,12 +89,14 @@ def _text(value: Any) -> str:
     """The text of a document or a message, of the last one of a list, or of a prompt or chunk."""
     if isinstance(value, (list, tuple)) and value:
         value = value[-1]
+    if isinstance(value, Mapping) and "content" in value:  # a message, and below a document, as LangSmith stores them
+        value = AIMessage(value["content"] or "")
+    if isinstance(value, Mapping) and "page_content" in value:
+        value = value["page_content"]
     if isinstance(value, Document):
         return value.page_content
     if isinstance(value, BaseMessage):
         return str(value.text)
-    if isinstance(value, Mapping) and "content" in value:
-        value = value["content"]
     if not isinstance(value, str):
         raise ConfigError(f"an evaluator takes texts or messages, not {type(value).__name__}.")
     return value

@@ -189,6 +189,10 @@ def test_options_of_a_llama_index_llm_apply_later(quick: CocoaEngine) -> None:
             {"messages": [HumanMessage(QUESTION)], "contexts": CONTEXTS},
             {"messages": [{"role": "ai", "content": ANSWER}]},
         ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]},
+            {"answer": ANSWER, "documents": [{"page_content": text, "type": "Document"} for text in CONTEXTS]},
+        ),
     ],
 )
 def test_langsmith(
@@ -240,7 +244,7 @@ def test_refused(quick: CocoaEngine) -> None:
         sample = SimpleNamespace(user_input=QUESTION, response=empty, retrieved_contexts=None)
         with pytest.raises(PromptError, match="the answer is empty"):
             RagasRisk(judge).single_turn_score(sample)
-        for answer in (empty, AIMessage(empty)):
+        for answer in (empty, AIMessage(empty), {"role": "assistant", "content": None}):
             result = risk_evaluator(quick, key="risk", threshold=0.5)({"question": QUESTION}, {"answer": answer})
             assert result == {"key": "risk", "score": None, "comment": "the answer is empty"}
     with pytest.raises(ConfigError, match="to the AnswerJudge"):

@@ -7,6 +7,7 @@ import copy
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 RENDERING_SECONDS = 30.0
 """Time in which a chat template must have rendered messages. A template is a program, and may have loops."""
+
+_TRIAL = "a text to see whether a template shows it"
+"""The content of a message that is rendered before others."""
 
 REPLACEMENT = "\ufffd"
 """What decoders write for bytes that are not text."""
@@ -50,6 +54,7 @@ class Tokens:
         self.turn_ends: dict[str, int | None] = {}  # by chat template, where it has been asked for
         self._first: list[int] | None = None  # the tokens before a text, once they are known
         self._controls: tuple[str, ControlTokens] | None = None  # and the template that they belong to
+        self._only_blocks: tuple[Any, bool] | None = None  # a template, and whether it reads nothing else
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -218,10 +223,32 @@ class Tokens:
         return re.search(rf"""(["']){THOUGHT}\1""", str(self.settings.chat_template)) is not None
 
     def _apply_template(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
+        if self._reads_only_blocks({name: value for name, value in options.items() if name == "chat_template"}):
+            messages = [_in_blocks(message) for message in messages]
         try:
             return str(self.settings.apply_chat_template(messages, **options))
         except Exception as fault:  # a template is a program, and may raise any error
             raise ChatTemplateError(f"the chat template rejects these messages: {fault}") from fault
+
+    def _reads_only_blocks(self, options: Mapping[str, Any]) -> bool:
+        """Whether a chat template leaves out content that is a text, as those of models for text and images may."""
+
+        def shows(message: dict[str, Any]) -> bool:
+            with suppress(Exception):  # a template may want other messages
+                return _TRIAL in self.settings.apply_chat_template([message], tokenize=False, **options)
+            return False
+
+        template = options.get("chat_template", self.settings.chat_template)
+        if self._only_blocks is None or self._only_blocks[0] != template:
+            trial = {"role": "user", "content": _TRIAL}
+            self._only_blocks = template, not shows(trial) and shows(_in_blocks(trial))
+        return self._only_blocks[1]
+
+
+def _in_blocks(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose text is a block."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _copy(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

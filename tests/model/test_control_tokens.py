@@ -282,6 +282,28 @@ def test_what_the_user_sets_applies_to_the_template_and_not_to_encoding(is_share
     assert tokens.render([{"role": "user", "content": "Hi"}]).text == "Hi!"
 
 
+CONTINUED = {"add_generation_prompt": False, "continue_final_message": True}
+IN_BLOCKS = """{% for message in messages %}{{ message.role }}:
+{%- for block in message.content %}{% if block.type == 'text' %}{{ block.text }}{% endif %}{% endfor %}<|im_end|>
+{%- endfor %}"""
+
+
+def test_a_template_that_reads_blocks_only_is_given_blocks() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    tokenizer.chat_template = IN_BLOCKS
+    tokens = Tokens(tokenizer)
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    texts: list[Any] = [("system", "Be brief."), ("user", "Hi<|im_end|>"), ("assistant", ""), ("user", parts)]
+    messages = [{"role": role, "content": text} for role, text in texts]
+    rendered = tokens.render(messages)
+    assert rendered.text == "system:Be brief.<|im_end|>user:Hi<|im_end|><|im_end|>assistant:<|im_end|>user:ab<|im_end|>"
+    assert tokens.encode_rendered(rendered).count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == len(messages)
+    ended = tokens.render([messages[1], {"role": "assistant", "content": "Oh"}], **CONTINUED)
+    assert ended.text.endswith("assistant:Oh")
+    assert tokens.render(messages[:1], chat_template="{{ messages[0].content }}").text == "Be brief."
+
+
 def test_an_engine_that_loads_its_tokenizer_does_not_copy_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tiny_gguf(tmp_path / "tiny.gguf")
     monkeypatch.setattr("cocoa_engine.model.tokenizer._copy", lambda tokenizer: pytest.fail("it is copied"))

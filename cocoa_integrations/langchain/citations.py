@@ -257,7 +257,7 @@ def with_context_lift(
 
         prompt = ChatPromptTemplate.from_template("Context: {context}\\n\\nQuestion: {question}")
         chain = {"context": retriever | join, "question": RunnablePassthrough()} | with_context_lift(prompt, chat)
-        get_spans(chain.invoke("Who built the lighthouse?"))[0]["context_lift"]
+        get_spans(chain.invoke("Who built the lighthouse?"))[0].context_lift
 
     The runnable returns its message in one piece, because the lift is only known at the end. Options of a call, such as
     ``alpha=1.0``, are passed to the model.

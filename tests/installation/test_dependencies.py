@@ -38,7 +38,7 @@ INDIRECT = {"accelerate"}  # transformers imports it for device_map
 OF_TESTS = {"absl": "absl-py", "yaml": "pyyaml", "markdown-it": "markdown-it-py"}
 """The packages of modules of the tests, where the names differ."""
 
-ELSEWHERE = {"ray", "llama-cpp", "litellm"}
+ELSEWHERE = {"ray", "llama-cpp", "litellm", "openai-harmony"}
 """What tests and benchmarks use only where it is installed, or in an environment of its own."""
 
 

@@ -215,6 +215,7 @@ LONGEST_PASS = 10.0
 
 _depths: dict[int, int] = {}  # by thread at work: number of contexts that it is in; a thread writes its own entry only
 _ending = False
+_last_calls: list[Callable[[], object]] = []
 
 
 class _AtWork(ContextDecorator):
@@ -271,12 +272,19 @@ def _restore(thread: int, depth: int) -> None:
         _depths.pop(thread, None)
 
 
+def call_at_end(function: Callable[[], object]) -> None:
+    """Call a function when the process ends and no thread is at work any more."""
+    _last_calls.append(function)
+
+
 def _end_work() -> None:
     global _ending
     _ending = True
     deadline = time.monotonic() + LONGEST_PASS
     while _depths.keys() - {threading.get_ident()} and time.monotonic() < deadline:
         time.sleep(0.001)
+    for function in _last_calls:
+        function()
 
 
 def _forget_other_threads() -> None:

@@ -6,16 +6,19 @@ import weakref
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from types import GeneratorType
-from typing import cast
+from typing import Any, cast
 
 from cocoa_engine.decoding.request import Request
 from cocoa_engine.decoding.task import DecodeTask
 from cocoa_engine.errors import RequestCancelledError
 from cocoa_engine.execution.session import Session
-from cocoa_engine.interruptions import Cancellation, at_work
+from cocoa_engine.interruptions import Cancellation, at_work, call_at_end
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.policy import RiskPolicy
 from cocoa_engine.spans import Span
+
+_open: dict[int, "weakref.ref[SpanStream]"] = {}
+"""By id, the streams that exist. No finalizers: one that a thread adds or removes meanwhile disturbs those at exit."""
 
 
 class SpanStream(Iterator[Span]):
@@ -31,8 +34,7 @@ class SpanStream(Iterator[Span]):
         self._state = _State()
         self._request, self._session = request, session
         self._spans = cast("GeneratorType[Span, None, None]", _decoded(self._state, session, request, risk))
-        # also at exit: when modules are cleared, the generator could no longer be closed
-        weakref.finalize(self, _close_abandoned, self._state.closing, weakref.ref(self._spans))
+        _open[id(self)] = weakref.ref(self)
 
     @property
     def prompt(self) -> list[int]:
@@ -82,6 +84,11 @@ class SpanStream(Iterator[Span]):
         with contextlib.suppress(ValueError):  # another thread runs the generator, which sees `closing`
             self._spans.close()
 
+    def __del__(self, streams: dict[int, Any] = _open) -> None:  # a default: modules may have been cleared
+        streams.pop(id(self), None)
+        if self._spans.gi_frame is not None:
+            self.close()
+
     def __enter__(self) -> "SpanStream":
         return self
 
@@ -99,12 +106,14 @@ class _State:
     closing: Cancellation = field(default_factory=Cancellation)
 
 
-def _close_abandoned(closing: Cancellation, spans: weakref.ref[Generator[Span, None, None]]) -> None:
-    """Close the generator of a stream that is freed, or open when the process ends."""
-    closing.cancel()
-    if (generator := spans()) is not None:
-        with contextlib.suppress(ValueError):  # a thread runs it
-            generator.close()
+def _close_open() -> None:
+    """Close the streams that are open when the process ends: when modules are cleared, they no longer can be."""
+    for reference in list(_open.values()):
+        if (stream := reference()) is not None:
+            stream.close()
+
+
+call_at_end(_close_open)
 
 
 def _decoded(state: _State, session: Session, request: Request, risk: RiskPolicy) -> Generator[Span, None, None]:

@@ -353,7 +353,10 @@ class RiskSummary(ReportEntry):
     share of right answers that were less surprising to the model."""
     out_of_domain: bool = False
     """Only if true: the answer is unlike those that the calibrator was fitted on, as a whole or in more than a tenth of
-    its spans (at least two), or longer than those that it is ranked among. Its risks may be meaningless."""
+    its spans (at least two), and its risks may be meaningless."""
+    answer_out_of_domain: bool = False
+    """Only if true: the answer as a whole is unlike those that `answer_risk` was fitted on or is ranked among: of a
+    rank, it has more than 24 tokens. `answer_risk` may mean little."""
     source_heads: Literal["spread"] | None = None
     """Only where the model's retrieval heads are not known: `source_attention` of the spans is that of heads spread
     over the layers. `cocoa heads` finds the model's own."""
@@ -435,7 +438,8 @@ class RiskReport(RiskSummary):
             answer_risk_source=answered.answer_risk_source,
             answer_threshold=generation.answer_threshold,
             model_name=generation.model_name,
-            out_of_domain=answered.out_of_domain or answered.answer_out_of_domain or None,
+            out_of_domain=answered.out_of_domain or None,
+            answer_out_of_domain=answered.answer_out_of_domain or None,
             source_heads=generation.source_heads,
             check=[CheckReport(**check.__dict__) for check in units.check_these()],
             claims=claims,

@@ -93,7 +93,7 @@ def test_own_right_answers_are_used_before_those_of_other_models() -> None:
     for spans in (long.spans[:8], long.spans):
         answer = engine.rated(long.model_copy(update={"spans": spans, "answer_risk": None}))
         tokens = sum(len(span.token_ids) for span in spans)
-        assert answer.answer_out_of_domain == RiskReport.of(answer).out_of_domain == (tokens > 24)
+        assert answer.answer_out_of_domain == RiskReport.of(answer).answer_out_of_domain == (tokens > 24)
         assert ("longer than those" in verdict(answer)) == (tokens > 24)
     assert engine.score(PROMPTS[0], "a thing").answer_risk is None
     assert engine.without_answer_risk().generate(PROMPTS[0], max_new_tokens=4).answer_risk is None

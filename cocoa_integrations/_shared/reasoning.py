@@ -56,6 +56,11 @@ class ReasoningTags:
         tag, end = "".join(begin[:2]), self.opening[self.opening.rfind("<") :]
         return (tag, end) if tag and self.head.endswith(end) else ("", "")
 
+    def in_header(self, tag: str, before: bool) -> bool:
+        """Whether a header goes on after a tag, and where there was one before it."""
+        begin, end = self._edges
+        return bool(begin) and (begin.endswith(tag) or (before and tag != end))
+
     @cached_property
     def header(self) -> re.Pattern[str]:
         """The header of a part that is text, with the space before it."""
@@ -249,9 +254,13 @@ class ReasoningSplitter:
         self._marks: list[Mark] = []
         self._marked = MarkedText("", ())
         own = self._tags
+        self._special = _special_tokens(engine, [own.opening, own.closing, own.head, *own.feet, *texts])
         # headers may have others than the template writes
-        self._special = _special_tokens(engine, None if own.head else [own.opening, own.closing, *own.feet, *texts])
-        names = self._special.values() if own.head else ()
+        self._others = _special_tokens(engine) if own.head else {}
+        for token_id in engine.end_token_ids:
+            self._others.pop(token_id, None)
+        self._header = False  # whether the text is inside a header
+        names = {*self._special.values(), *self._others.values()} if own.head else ()
         self._spelled = re.compile("|".join(map(re.escape, names)) or "(?!)")
         self._track = engine.detokenizer() if self._special else None
 
@@ -261,8 +270,12 @@ class ReasoningSplitter:
         self.text += span.text
         if self._track is not None:
             for token_id in span.token_ids:
-                if name := self._special.get(token_id):
+                name = self._special.get(token_id)
+                if name is None and self._header:
+                    name = self._others.get(token_id)
+                if name is not None:
                     self._marks.append((min(len(self._track.text), len(self.text)), name))
+                    self._header = self._tags.in_header(name, self._header)
                 self._track.push(token_id)
         spelled = self._spelled.finditer(self.text, max(0, start - _LONGEST))
         self._marks += [(match.start() + 1, SPELLED) for match in spelled if match.end() > start]
@@ -385,7 +398,7 @@ def without_partial(text: str, tag: str) -> str:
     return text[: len(text) - cut]
 
 
-def _special_tokens(engine: CocoaEngine, texts: Sequence[str] | None) -> dict[int, str]:
+def _special_tokens(engine: CocoaEngine, texts: Sequence[str] | None = None) -> dict[int, str]:
     """The special tokens, or those in some texts, by their ids."""
     added = getattr(engine.tokenizer, "added_tokens_decoder", {})
     special = {token_id: token.content for token_id, token in added.items() if token.special and token.content}

@@ -251,7 +251,8 @@ def _without_marks(reading: Reading, marked: MarkedText, names: set[str]) -> Rea
         return Reading(content, calls)
     for number, call in enumerate(calls):
         arguments = json.loads(json.dumps(call.arguments, ensure_ascii=False).replace(SPELLED, ""))
-        calls[number] = replace(call, written=call.written.replace(SPELLED, ""), arguments=arguments)
+        values = {name.replace(SPELLED, ""): place for name, place in call.values.items()}
+        calls[number] = replace(call, written=call.written.replace(SPELLED, ""), arguments=arguments, values=values)
     return Reading(content.replace(SPELLED, ""), calls)
 
 

@@ -335,6 +335,29 @@ def test_a_text_that_spells_special_tokens_is_text(size: int) -> None:
     assert read(f"{ANALYSIS}I think.{NEXT}{FINAL}", value) == [value]
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"#{ANALYSIS}I# think.{NEXT}#{FINAL}#Hi#.",
+        f"#{LOOK_UP}#",
+        LOOK_UP.replace('{"text": "x', '#{"text#": "x#'),
+        f"{ANALYSIS}I think.<|end|>#<|assistant|>{LOOK_UP[:-2]}#",
+    ],
+)
+def test_special_tokens_that_are_no_tags_leave_nothing(answer: str) -> None:
+    tags = ("<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|assistant|>")
+    engine = engine_of("channels", (*tags, "<|pad9|>"))
+    [pad] = engine.encode("<|pad9|>", add_special_tokens=False)
+    outcomes = []
+    for other in ("<|pad9|>", engine.tokenizer.eos_token, ""):
+        parts, ids = tokens_of(engine, answer.replace("#", other))
+        assert [pad] not in ids or other == "<|pad9|>"
+        plan = Plan(ToolRequest.of(TOOLS), engine)
+        pieces, _ = pieces_of(plan, parts, ids)
+        outcomes.append((added_up(pieces), "".join(piece.reasoning for piece in pieces)))
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
 def test_a_required_call_may_begin_with_the_space_of_its_header() -> None:
     engine = engine_of("channels", ("<|channel|>", "<|message|>", "<|end|>", "<|assistant|>"))
     [processor] = Plan(ToolRequest.of(TOOLS, tool_choice="required"), engine).processors()

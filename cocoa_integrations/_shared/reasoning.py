@@ -256,9 +256,8 @@ class ReasoningSplitter:
         own = self._tags
         self._special = _special_tokens(engine, [own.opening, own.closing, own.head, *own.feet, *texts])
         # headers may have others than the template writes
-        self._others = _special_tokens(engine) if own.head else {}
-        for token_id in engine.end_token_ids:
-            self._others.pop(token_id, None)
+        others = _special_tokens(engine) if own.head else {}
+        self._others = {token_id: name for token_id, name in others.items() if token_id not in engine.end_token_ids}
         self._header = False  # whether the text is inside a header
         names = {*self._special.values(), *self._others.values()} if own.head else ()
         self._spelled = re.compile("|".join(map(re.escape, names)) or "(?!)")

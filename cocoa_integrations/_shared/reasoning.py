@@ -71,6 +71,11 @@ class ReasoningTags:
         )
 
     @cached_property
+    def _begun(self) -> re.Pattern[str]:
+        """The beginning of a header whose name is not complete, or whose end is not."""
+        return re.compile(f"{re.escape(self._edges[0])}{_BEGUN}")
+
+    @cached_property
     def later(self) -> re.Pattern[str]:
         """What stands before reasoning that follows another part."""
         return re.compile(rf"{re.escape(self.closing)}\s*{re.escape(self.opening)}" if self.head else "(?!)")
@@ -78,8 +83,7 @@ class ReasoningTags:
     def may_begin(self, text: str, *, surely: bool = False) -> bool:
         """Whether a text may be the beginning of a header; ``surely``: whether it has its first tag."""
         (begin, end), text = self._edges, text.lstrip()
-        begun = re.compile(f"{re.escape(begin)}{_BEGUN}")
-        is_named = bool(begin) and end not in text and begun.fullmatch(without_partial(text, end)) is not None
+        is_named = bool(begin) and end not in text and self._begun.fullmatch(without_partial(text, end)) is not None
         return is_named or (not surely and any(tag.startswith(text) for tag in (self.opening, self.head)))
 
     def hidden(self, text: str, start: int, opening: str = "", *, done: bool) -> list[Replaced]:
@@ -253,14 +257,16 @@ class ReasoningSplitter:
         self._searched = 0
         self._marks: list[Mark] = []
         self._marked = MarkedText("", ())
-        own = self._tags
-        self._special = _special_tokens(engine, [own.opening, own.closing, own.head, *own.feet, *texts])
-        # headers may have others than the template writes
-        others = _special_tokens(engine) if own.head else {}
-        self._others = {token_id: name for token_id, name in others.items() if token_id not in engine.end_token_ids}
+        own, special = self._tags, _special_tokens(engine)
+        written = [own.opening, own.closing, own.head, *own.feet, *texts]
+        self._special = {number: name for number, name in special.items() if any(name in text for text in written)}
+        self._others: dict[int, str] = {}  # those that a header may have beside them
         self._header = False  # whether the text is inside a header
-        names = {*self._special.values(), *self._others.values()} if own.head else ()
-        self._spelled = re.compile("|".join(map(re.escape, names)) or "(?!)")
+        self._spelled: re.Pattern[str] | None = None
+        if own.head and special:
+            self._others = {number: name for number, name in special.items() if number not in engine.end_token_ids}
+            names = {*self._special.values(), *self._others.values()}
+            self._spelled = re.compile("|".join(map(re.escape, names)) or "(?!)")
         self._track = engine.detokenizer() if self._special else None
 
     def add(self, span: Span) -> None:
@@ -276,9 +282,10 @@ class ReasoningSplitter:
                     self._marks.append((min(len(self._track.text), len(self.text)), name))
                     self._header = self._tags.in_header(name, self._header)
                 self._track.push(token_id)
-        spelled = self._spelled.finditer(self.text, max(0, start - _LONGEST))
-        self._marks += [(match.start() + 1, SPELLED) for match in spelled if match.end() > start]
-        self._marks.sort(key=itemgetter(0))
+        if self._spelled is not None:
+            spelled = self._spelled.finditer(self.text, max(0, start - _LONGEST))
+            if marks := [(match.start() + 1, SPELLED) for match in spelled if match.end() > start]:
+                self._marks = sorted([*self._marks, *marks], key=itemgetter(0))
         self._advance()
 
     def finish(self) -> None:
@@ -397,10 +404,7 @@ def without_partial(text: str, tag: str) -> str:
     return text[: len(text) - cut]
 
 
-def _special_tokens(engine: CocoaEngine, texts: Sequence[str] | None = None) -> dict[int, str]:
-    """The special tokens, or those in some texts, by their ids."""
+def _special_tokens(engine: CocoaEngine) -> dict[int, str]:
+    """The special tokens by their ids."""
     added = getattr(engine.tokenizer, "added_tokens_decoder", {})
-    special = {token_id: token.content for token_id, token in added.items() if token.special and token.content}
-    if texts is None:
-        return special
-    return {token_id: name for token_id, name in special.items() if any(name in text for text in texts)}
+    return {token_id: token.content for token_id, token in added.items() if token.special and token.content}

@@ -83,9 +83,9 @@ def signal(
         raise DataError(f"{lacking.id!r} has no source, so its context lift cannot be measured.")
     from cocoa_engine.lab.indicators import Level, collect
     from cocoa_engine.lab.measured import Layers
-    from cocoa_engine.lab.signal_report import draw, measure, to_markdown
+    from cocoa_engine.lab.signal_report import draw, measure, plot_name, to_markdown
 
-    files = [out / name for name in ("signal.json", "signal.md", *(f"auroc-{level}.svg" for level in get_args(Level)))]
+    files = [out / name for name in ("signal.json", "signal.md", *map(plot_name, get_args(Level)))]
     with reserved(*files, overwrite=overwrite), measured.measured_answers(context, cache) as folder:
         progress = Progress("signal")
         engine = load_engine(model, loading, progress=progress)

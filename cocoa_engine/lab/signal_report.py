@@ -17,11 +17,16 @@ Record = dict[str, Any]
 """Measured values as plain data, with the fields of :class:`.Interval`."""
 
 
+def plot_name(level: Level) -> str:
+    """The file of a level's plot."""
+    return f"auroc-{level}.svg"
+
+
 def draw(record: Record, folder: Path) -> list[Path]:
     """Draw the plot of each level into a folder, and return the files. Needs matplotlib."""
     files = []
     for level, values in record["levels"].items():
-        files.append(folder / f"auroc-{level}.svg")
+        files.append(folder / plot_name(level))
         with draft_of(files[-1]) as draft:
             _ranking(level, values["ranking"]).savefig(draft, format="svg")
     return files

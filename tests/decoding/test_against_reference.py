@@ -151,7 +151,7 @@ def test_real_model(float32_engine, real_forward, names, settings):
 def test_long_context_on_the_real_model(float32_engine, real_forward):
     config = CocoaConfig(max_new_tokens=2, max_candidates=2, max_span_tokens=2)
     ids = float32_engine.tokenizer(LONG).input_ids
-    assert len(ids) > 512
+    assert 1_000 < len(ids) < 1_100
     assert compare(float32_engine, real_forward, config, ids)[1].risk_points > 0
 
 

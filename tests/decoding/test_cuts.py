@@ -160,9 +160,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 ]
 LIMITED = [
     *((architecture, method, {}) for architecture in ("llama", "gemma3_text") for method in METHODS),
-    *(("llama", *settings) for settings in SETTINGS),
-    *(("mamba", *settings) for settings in SETTINGS[::2]),
-    *(("gpt_neo", *settings) for settings in SETTINGS[1::2]),
+    *((architecture, *settings) for architecture in ("llama", "mamba", "gpt_neo") for settings in SETTINGS),
 ]
 
 

@@ -1,14 +1,17 @@
-"""A listener on LlamaIndex's events, a retriever, and what engines answer."""
+"""A listener on LlamaIndex's events, a retriever, and a logits processor that scripts an answer."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
+from cocoa_engine import CocoaEngine
 from cocoa_integrations.llama_index import RiskStreamingChatResponse
 
 PROMPT = "The capital of France is"
@@ -53,3 +56,21 @@ async def answered(engine: Any, how: str, question: str) -> tuple[str, Any]:
     if isinstance(response, (StreamingResponse, RiskStreamingChatResponse)):
         return "".join(await asyncio.to_thread(list, response.response_gen)), response
     return str(response), response
+
+
+class Script:
+    """A logits processor that makes the assistant say what ``answer`` returns for the prompt's text."""
+
+    def __init__(self, engine: CocoaEngine, answer: Callable[[str], str]) -> None:
+        self._engine = engine
+        self._answer = answer
+        self._opening = engine.encode("<|im_start|>assistant\n", add_special_tokens=False)
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        sequence, size = ids[0].tolist(), len(self._opening)
+        start = max(n for n in range(size, len(sequence) + 1) if sequence[n - size : n] == self._opening)
+        answer = self._engine.encode(self._answer(self._engine.decode(sequence[:start])), add_special_tokens=False)
+        answer.append(self._engine.tokenizer.eos_token_id)
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, answer[min(len(sequence) - start, len(answer) - 1)]] = 0.0
+        return forced

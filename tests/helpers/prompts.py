@@ -10,11 +10,11 @@ _NOTES = "".join(
     f"Entry {day}: at {6 + day % 5}:{day % 60:02d} the keeper of the lighthouse wrote that the wind came from the "
     f"{('north', 'east', 'south', 'west')[day % 4]}, that {day * 7 % 23} boats passed and that the lamp burnt "
     f"{day * 11 % 40 + 3} litres of oil.\n"
-    for day in range(1, 13)
+    for day in range(1, 24)
 )
 
 LONG = chat(f"{_NOTES}\nWrite a short poem about this lighthouse.")
-"""A context of about 500 tokens of the embedded model."""
+"""A context of about 1,000 tokens of the embedded model."""
 
 PROMPTS: dict[str, str] = {
     "question": chat("What is the capital of Australia?"),

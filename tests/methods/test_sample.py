@@ -2,17 +2,19 @@
 
 import re
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
+from pydantic import BaseModel, ConfigDict
 from scipy.stats import chisquare
 from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
 from cocoa_engine.decoding.next_tokens import Sampler, next_tokens
 from cocoa_engine.methods.sample import Sample
+from cocoa_integrations.langchain import ChatCocoa
 from tests.helpers.alike import assert_alike, near
 from tests.helpers.backends import plain
 from tests.helpers.engines import engine_of, prompt
@@ -146,3 +148,18 @@ def test_a_grammar_holds(settings: dict[str, Any]) -> None:
     together = constrained.generate_batch(prompts, method="sample", seed=4, logits_processor=words, **settings)
     assert all(re.fullmatch("(yes|no), (I|you) (can|must)", answer.text) for answer in together)
     assert len({answer.text for answer in together}) > 1
+
+
+@pytest.mark.slow
+def test_tools_are_called() -> None:
+    class Choose(BaseModel):
+        """Choose."""
+
+        model_config = ConfigDict(extra="forbid")
+        side: Literal["left", "right"]
+
+    model = ChatCocoa(engine=engine_for_schemas(), method="sample", temperature=8.0, max_tokens=200)
+    calling = model.bind_tools([Choose], tool_choice="any")
+    answers = [calling.invoke("Left or right?", seed=seed) for seed in range(6)]
+    arguments = [call["args"]["side"] for answer in answers for call in answer.tool_calls]
+    assert set(arguments) == {"left", "right"}

@@ -98,6 +98,12 @@ def test_each_chunk_is_one_span_the_last_is_the_report_and_they_add_up(
         assert message.content_blocks == [{"type": "text", "text": message.text}]
 
 
+def test_an_answer_ends_by_itself(chat: ChatCocoa) -> None:
+    answer = chat.invoke("What is the capital of France?")
+    assert answer.response_metadata["finish_reason"] == "eos"
+    assert answer.content == "The capital of France is Paris."
+
+
 @each_kind
 def test_stop_texts_of_the_model_and_of_a_call(kind: Any, quick_engine: CocoaEngine) -> None:
     options: dict[str, Any] = {"engine": quick_engine, "max_tokens": 12, "span_log_prob": "sum"}  # ends may be kept
@@ -341,6 +347,18 @@ async def test_every_way_returns_the_same_text(quick_llm: CocoaLLM, spy: Any, li
     assert "".join(pieces) == "".join([piece async for piece in quick_llm.astream(PROMPTS[0])]) == text
     assert await quick_llm.ainvoke(PROMPTS[0]) == text
     assert (PromptTemplate.from_template("{x}") | quick_llm).invoke({"x": PROMPTS[0]}) == text
+
+
+def test_callbacks_see_each_span_of_a_stream_live(quick_llm: CocoaLLM, live: Any) -> None:
+    stream = quick_llm.stream(PROMPTS[0], config={"callbacks": [live]})
+    next(stream)
+    assert len(live.spans) == 1
+    assert live.ends == 0
+    rest = list(stream)
+    assert rest
+    answer = only(quick_llm, PROMPTS[0])
+    assert live.spans == to_dicts(get_spans(answer)) == get_risk(answer).to_dict()["spans"]
+    assert "".join(live.tokens) == answer.text
 
 
 def test_usage_is_counted_for_a_batch(quick_engine: CocoaEngine, quick_llm: CocoaLLM) -> None:

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_core.caches import InMemoryCache
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.prompts import PromptTemplate
-from langchain_core.runnables import RunnableGenerator
+from langchain_core.runnables import RunnableBranch, RunnableGenerator
 from langchain_core.runnables.utils import add
 
 from cocoa_engine import CocoaEngine
@@ -199,6 +200,16 @@ def test_a_fallback_begins_anew(quick_engine: CocoaEngine, question: str) -> Non
         ).invoke(question)
 
 
+def test_a_chain_branches_on_risk(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:
+    for threshold, expected in ((0.0, "unsure"), (2.0, quick_answer.text)):
+        branch = RunnableBranch(
+            (lambda answer, threshold=threshold: max_risk(answer) >= threshold, lambda answer: "unsure"),
+            StrOutputParser(),
+        )
+        assert (quick_chat | branch).invoke(question) == expected
+        assert "".join((quick_chat | branch).stream(question)) == expected
+
+
 def test_marks_stream_through(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float) -> None:
     seen = []
 
@@ -309,6 +320,21 @@ async def test_the_parser_gives_text_and_report(
     assert [one["text"] for one in marked] == [with_riskiest_marked(quick_answer)]
 
 
+async def test_a_text_model_gives_text_and_report(quick_llm: CocoaLLM) -> None:
+    model, inputs = quick_llm.with_risk(), ["Once", "Twice", "a"]
+    answers = [one for [one] in quick_llm.generate(inputs).generations]
+    expected = [{"text": one.text, "risk": get_risk(one).to_dict()} for one in answers]
+    assert close([model.invoke(text) for text in inputs], expected)
+    assert close(model.batch(inputs), expected)
+    assert close(await model.abatch(inputs), expected)
+    for text, wanted in zip(inputs, expected, strict=True):
+        chunks = list(model.stream(text))
+        assert len(chunks) > len(wanted["risk"]["spans"])
+        assert close(add(chunks), wanted)
+        assert close(await model.ainvoke(text), wanted)
+        assert close(add([chunk async for chunk in model.astream(text)]), wanted)
+
+
 def test_a_text_model_with_risk_is_a_step_like_any_other(quick_llm: CocoaLLM) -> None:
     chain = PromptTemplate.from_template("{x}") | quick_llm.with_risk().bind(max_tokens=4) | itemgetter("text")
     assert chain.invoke({"x": "Once"}) == quick_llm.invoke("Once", max_tokens=4)
@@ -322,6 +348,12 @@ def test_a_text_model_with_risk_is_a_step_like_any_other(quick_llm: CocoaLLM) ->
     stream = quick_llm.with_risk().stream("Once")
     next(stream)
     stream.close()
+
+
+def test_a_cached_text_has_its_risk(quick_engine: CocoaEngine, spy: Any) -> None:
+    model = CocoaLLM(engine=quick_engine, max_tokens=4, cache=InMemoryCache()).with_risk()
+    assert model.invoke("Once") == model.invoke("Once")
+    assert len(spy.calls) == 1
 
 
 def test_marks_find_their_place_where_text_comes_later_than_its_spans(

@@ -27,10 +27,11 @@ from cocoa_integrations.langchain import (
     argument_risks,
     get_risk,
     get_risk_callback,
+    get_spans,
     max_risk,
 )
 from cocoa_integrations.langchain.agents import RiskMiddleware
-from tests.helpers.reports import made_report, without_offsets, without_run
+from tests.helpers.reports import made_report, to_dicts, without_offsets, without_run
 from tests.helpers.structured import engine_for_schemas
 
 pytestmark = pytest.mark.also_remote
@@ -129,9 +130,15 @@ def test_risks_of_different_sources_are_not_compared_with_each_other_under_a_num
 
     first = model("first", 0.8, "calibrator")
     other, lower = model("other", 0.4, "source_attention"), model("lower", 0.7, "calibrator")
-    for retries, expected in (([other], "first"), ([other, lower], "lower")):
+    for retries, expected in (([other], "first"), ([other, lower], "lower"), ([lower, other], "lower")):
         state = agent_of(first, RiskMiddleware(0.3, retry_with=retries)).invoke(asked)
         assert state["messages"][-1].text == expected
+    unmeasured = model("unmeasured", float("nan"), "token_probability")
+    state = agent_of(unmeasured, RiskMiddleware(0.3, retry_with=[other])).invoke(asked)
+    assert state["messages"][-1].text == "other"
+    passes = model("passes", 0.2, "source_attention")  # the number is for the answers of all models
+    state = agent_of(first, RiskMiddleware(0.3, retry_with=[passes])).invoke(asked)
+    assert state["messages"][-1].text == "passes"
 
 
 def test_a_model_that_measures_no_risk_may_be_the_way_out_but_not_the_agents(
@@ -239,10 +246,10 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> No
         RiskMiddleware(**{"threshold": 0.5, **options})
 
 
-@pytest.mark.parametrize("name", ["RiskMiddleware", "ToolRiskMiddleware"])
-def test_without_the_package_it_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "module"), [("RiskMiddleware", "agents"), ("ToolRiskMiddleware", "agents")])
+def test_without_the_package_it_says_what_to_install(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cocoa_langchain.RiskMiddleware is RiskMiddleware
-    monkeypatch.delitem(sys.modules, "cocoa_integrations.langchain.agents", raising=False)
+    monkeypatch.delitem(sys.modules, f"cocoa_integrations.langchain.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "langchain.agents", None)
     with pytest.raises(MissingExtraError, match=r"agents needs langchain: .*'cocoa-integrations\[agents\]'"):
         getattr(cocoa_langchain, name)
@@ -356,6 +363,15 @@ def test_after_another_value_it_asks_again(quick_chat: ChatCocoa, asked: Any, re
     assert state["messages"][-1].text == TEXT
 
 
+@here
+def test_a_safe_answer_does_not_wait(quick_chat: ChatCocoa, quick_answer: AIMessage, asked: Any) -> None:
+    agent = reviewed_agent(quick_chat, RiskMiddleware(1.0, on_risk="interrupt"))
+    state = agent.invoke(asked, THREAD)
+    assert "__interrupt__" not in state
+    assert state["messages"][-1].text == quick_answer.text
+    assert state["cocoa_risks"][0]["action"] == "none"
+
+
 # Tool calls. These need a model that writes one.
 
 
@@ -431,6 +447,24 @@ def test_the_default_threshold_of_arguments(
 def test_invalid_conditions_are_refused(kind: Any, options: Any) -> None:
     with pytest.raises(ConfigError):
         kind(**options)
+
+
+@here
+def test_risk_reaches_messages_updates_and_callbacks(quick_chat: ChatCocoa, quick_answer: Any, asked: Any) -> None:
+    agent = agents.create_agent(quick_chat, tools=[])
+    with get_risk_callback() as risk:
+        message = agent.invoke(asked)["messages"][-1]
+        chunks = [chunk for chunk, _ in agent.stream(asked, stream_mode="messages")]
+        [update] = agent.stream(asked, stream_mode="updates")
+    expected = get_risk(quick_answer).to_dict()
+    assert (
+        get_risk(message).to_dict()
+        == get_risk(chunks[-1]).to_dict()
+        == get_risk(update["model"]["messages"][-1]).to_dict()
+        == expected
+    )
+    assert [span for chunk in chunks for span in to_dicts(get_spans(chunk))] == expected["spans"]
+    assert without_run(risk.reports) == [expected] * 3
 
 
 def calling(*middleware: Any) -> Any:

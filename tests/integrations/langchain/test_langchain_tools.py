@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Too
 from langchain_core.runnables.utils import add as added
 from langchain_core.tools import tool
 from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.langchain import ChatCocoa, ToolRiskMiddleware, argument_risks, field_risks, get_risk, get_spans
@@ -76,12 +77,18 @@ def test_a_forced_call_and_the_risk_of_its_arguments(caller: ChatCocoa, message:
     assert message.usage_metadata is not None
     assert caller.get_num_tokens_from_messages(asked, tools=tools) == message.usage_metadata["input_tokens"]
     assert message.usage_metadata["input_tokens"] > caller.get_num_tokens_from_messages(asked)
-    text = "".join(span["text"] for span in to_dicts(get_spans(message)))
+    spans = to_dicts(get_spans(message))
+    text = "".join(span["text"] for span in spans)
     assert text.startswith('<tool_call>\n{"name": "get_weather", "arguments": {')
     figures = argument_risks(message)[call["id"]]
     assert figures.keys() == call["args"].keys()
     for name, measured in figures.items():
         assert text[measured.start : measured.end] == str(call["args"][name])
+        within = [span for span in spans if span["start"] < measured.end and span["end"] > measured.start]
+        assert measured.spans == [span["span"] for span in within]
+        assert measured.risk == max(span["risk"] for span in within)
+        assert measured.f_mlds == pytest.approx(sum(span["f_mlds"] for span in within) / len(within))
+        assert measured.log_prob < 0
     [report] = get_risk(message).to_dict()["tool_calls"]
     assert report["error"] is None
     assert report["risk"] >= max(measured.risk for measured in figures.values())
@@ -137,6 +144,13 @@ class City(BaseModel):
     capital: bool
 
 
+class CityDict(TypedDict):
+    """A city."""
+
+    name: Literal["Paris", "Lyon"]
+    capital: bool
+
+
 SCHEMA = {"title": "City", **City.model_json_schema()}
 ABOUT = "Describe the city of Paris."
 
@@ -144,7 +158,7 @@ ABOUT = "Describe the city of Paris."
 METHODS = pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
 
 
-@pytest.mark.parametrize("schema", [City, SCHEMA])
+@pytest.mark.parametrize("schema", [City, CityDict, SCHEMA, {**SCHEMA, "type": ["object"]}])
 @METHODS
 def test_structured_output(chat: ChatCocoa, schema: Any, method: Any) -> None:
     city = chat.with_structured_output(schema, method=method).invoke(ABOUT)

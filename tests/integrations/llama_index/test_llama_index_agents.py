@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,8 +18,7 @@ from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, argument_risks, collect_risk, field_risks, get_risk
 from cocoa_integrations.llama_index.structured import _with_properties
 from tests.helpers.alike import close
-from tests.helpers.llama_index_helpers import Listener
-from tests.helpers.reasoning_models import Says
+from tests.helpers.llama_index_helpers import Listener, Script
 from tests.helpers.reports import to_dicts, without_run
 from tests.helpers.structured import Order, check_fields, engine_for_schemas
 
@@ -120,14 +118,13 @@ async def test_a_function_agent_calls_a_tool_and_answers(
 
 
 async def test_react_agent_calls_a_tool_and_answers(engine: CocoaEngine) -> None:
-    class Plays(Says):
-        def for_prompt(self, prompt: Sequence[int]) -> Says:
-            says = 'Thought: I need to look.\nAction: lookup\nAction Input: {"city": "Lyon"}'
-            if "Observation: Lyon lies in France." in engine.decode(list(prompt)):
-                says = "Thought: I can answer.\nAnswer: In France."
-            return Says(engine, says).for_prompt(prompt)
+    def play(prompt: str) -> str:
+        if "Observation: Lyon lies in France." in prompt:
+            return "Thought: I can answer.\nAnswer: In France."
+        return 'Thought: I need to look.\nAction: lookup\nAction Input: {"city": "Lyon"}'
 
-    llm = CocoaLLM(engine=engine, alpha=0.0, max_new_tokens=40, generate_kwargs={"logits_processor": Plays(engine, "")})
+    script = Script(engine, play)
+    llm = CocoaLLM(engine=engine, max_new_tokens=40, generate_kwargs={"logits_processor": script})
     agent = ReActAgent(tools=[lookup], llm=llm)
     with collect_risk() as reports:
         handler = agent.run("Where is Lyon?")

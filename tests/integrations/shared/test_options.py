@@ -412,6 +412,12 @@ def test_keywords_that_become_logits_processors(name: str, value_of: Any, llm: C
     assert llm.complete(PROMPT, **keyword).text == by_constructor.text != plain.text
 
 
+def test_keywords_with_values_that_are_found_wrong_late(engine: CocoaEngine) -> None:
+    for name, value in (("bad_words_ids", [[10**9]]), ("suppress_tokens", [None]), ("eos_token_id", [None])):
+        with pytest.raises(ConfigError, match=name):
+            CocoaLLM(engine=engine, max_new_tokens=2, generate_kwargs={name: value}).complete(PROMPT)
+
+
 @pytest.mark.parametrize(
     ("keyword", "message"),
     [
@@ -435,6 +441,14 @@ def test_a_tokenizer_by_name_beside_a_model(folder: Path, engine: CocoaEngine) -
     assert llm.complete("ab").raw["usage"]["completion_tokens"] > 0  # type: ignore[index]
     with pytest.raises(ModelLoadError, match="/no/such"):
         CocoaLLM(model=engine.model, tokenizer_name="/no/such")
+
+
+def test_pickle_weights_are_read_only_if_allowed(folder: Path) -> None:
+    torch.save(tiny_model("llama").state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match="allow_pickle=True"):
+        CocoaLLM(model_name=str(folder))
+    assert CocoaLLM(model_name=str(folder), allow_pickle=True, device_map=None).engine.model is not None
 
 
 VALUES: dict[str, Any] = {

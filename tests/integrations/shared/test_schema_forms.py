@@ -357,7 +357,6 @@ IN_JSON: dict[str, tuple[Any, list[Any], list[Any]]] = {
     **{name: (schema, *PEOPLE) for name, schema in SPELLINGS.items()},
     "recursive": (NODE, NODES, NO_NODES),
     "recursive object": ({**NODE, "type": "object"}, NODES, NO_NODES),
-    "a list of one type": ({**PERSON, "type": ["object"]}, *PEOPLE),
 }
 RESPONSE_FORMATS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "name": ({"name": "person", "schema": PERSON}, *PEOPLE),

@@ -278,7 +278,7 @@ def test_every_generated_part_is_on_one_page() -> None:
 def test_the_tables_of_the_evaluation_are_those_of_the_measures_beside_them() -> None:
     text = (DOCS / "explanation" / "evaluation.md").read_text(encoding="utf-8")
     study = runpy.run_path(str(DOCS / "explanation" / "evaluation" / "tables.py"))
-    for table in ("models", "rules"):
+    for table in ("models", "latency", "rules"):
         shown = text.split(f"<!-- study: {table} -->\n")[1].split("<!-- end of the study -->")[0]
         assert shown.splitlines() == list(study[table]())
 

@@ -72,6 +72,18 @@ def rules() -> Iterator[str]:
         yield f"| {name} | {' | '.join(_cell(rows, name, column) for column in OF_RULES)} | {lost} |"
 
 
+def latency() -> Iterator[str]:
+    """The time per token of greedy decoding, and its ratios: medians over the rounds of `cocoa bench --json`."""
+    yield f"| model | greedy, ms per token | {' | '.join(f'{name} / greedy' for name in list(METHODS.values())[1:])} |"
+    yield "| --- |" + " ---: |" * len(METHODS)
+    for line in (FOLDER / "latency.jsonl").read_text(encoding="utf-8").splitlines():
+        run = json.loads(line)
+        times = {name: np.array(run["decoders"][name]["seconds_per_token"]) for name in METHODS}
+        baseline = times.pop(BASELINE)
+        ratios = " | ".join(f"{np.median(of_method / baseline):.2f}" for of_method in times.values())
+        yield f"| {run['model']} | {np.median(baseline) * 1e3:.1f} | {ratios} |"
+
+
 def _cell(rows: Rows, arm: str, column: str) -> str:
     """The baseline's mean and number of answers; the difference of another arm, bold if its interval excludes 0."""
     task, measure, digits = COLUMNS[column]
@@ -125,5 +137,5 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["collect"]:
         collect(sys.argv[2], sys.argv[3:])
     else:
-        for table in (models(), rules()):
+        for table in (models(), latency(), rules()):
             print("\n".join(table), end="\n\n")

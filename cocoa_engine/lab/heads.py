@@ -24,7 +24,7 @@ from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe
 from cocoa_engine.files import write_file
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
 from cocoa_engine.lab.data import Question
-from cocoa_engine.lab.measured import request_prompt
+from cocoa_engine.lab.measured import question_config, question_prompt, request_prompt
 from cocoa_engine.lab.self_made import Fact, Passage, passages
 from cocoa_engine.methods.retrieval_heads import (
     SOURCE_HEADS,
@@ -303,8 +303,9 @@ def with_right_answers(
         The heads with ``right_answers``; without them if the model gives too few right answers.
     """
     asked = [Question(text, None, tuple(known), text) for text, *known in SHORT[:questions]]
-    prompts = [request_prompt(engine, question.text) for question in asked]
+    prompts = [question_prompt(engine, question.text) for question in asked]
     config = engine.config.replace(max_new_tokens=ANSWERED, max_risk=None, method="cocoa-sig")
+    config = question_config(engine, config)
     answer_cache = None if cache is None else AnswerCache(cache, "right", engine, config)
     right: list[list[float]] = []
     for question, values in answered(engine, asked, prompts, config, _log_probs, cache=answer_cache, advance=advance):

@@ -279,6 +279,19 @@ def request_prompt(engine: CocoaEngine, request: str) -> Prompt:
     return engine.encode_chat([{"role": "user", "content": request}])
 
 
+EXAMPLES = "What do bees make?\nAnswer: Honey\n\nHow many days does a week have?\nAnswer: 7\n\n"
+
+
+def question_prompt(engine: CocoaEngine, question: str) -> Prompt:
+    """Like :func:`request_prompt`. Without a template two examples come first, so that the answer is one line."""
+    return request_prompt(engine, question if engine.has_chat_template else EXAMPLES + question)
+
+
+def question_config(engine: CocoaEngine, config: CocoaConfig) -> CocoaConfig:
+    """The settings of its answer: a model without a template would go on with questions of its own."""
+    return config if engine.has_chat_template or config.stop else config.replace(stop=("\n",))
+
+
 Row = tuple[list[float], bool, str, Floats32 | None]
 """The features of an item, whether it is hallucinated, its group, and its mean hidden state for a probe."""
 

@@ -20,7 +20,8 @@ from cocoa_engine.lab.measured import (
     force,
     labelled_answers,
     labelled_features,
-    request_prompt,
+    question_config,
+    question_prompt,
 )
 from cocoa_engine.text_matching import declines
 
@@ -264,9 +265,10 @@ def own_answers(
         CalibrationError: all answers are empty.
     """
     rows: list[tuple[Question, Mapping[str, Any]]] = []
+    config = question_config(engine, config)
 
     def measure(part: Sequence[Question]) -> LabelledFeatures:
-        prompts = [request_prompt(engine, question.request) for question in part]
+        prompts = [question_prompt(engine, question.request) for question in part]
         rows.extend(answered(engine, part, prompts, config, answer_values, cache=cache, advance=advance))
         return labelled_answers(rows)
 

@@ -24,7 +24,7 @@ from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab import self_made
 from cocoa_engine.lab.fit import FitSettings, LabelledFeatures, fit, folds_of, left_out, validate
 from cocoa_engine.lab.heads import KNOTS, PROMPTS, keep_reference, with_reference
-from cocoa_engine.lab.measured import force, labelled_features
+from cocoa_engine.lab.measured import EXAMPLES, force, labelled_features
 from cocoa_engine.lab.self_made import (
     MadeQuestion,
     made_questions,
@@ -390,7 +390,8 @@ def test_features_are_those_of_the_answers_and_of_the_texts() -> None:
     answers = own_answers(engine, questions, config, rounds=2, advance=done.append)
     assert sum(done) == 4
     asked = [questions[number] for number in (0, 1, 2, 3)]  # those of the first passage, then that of the second
-    expected = [engine.generate(f"{made.request}\nAnswer:", config=config.replace(max_risk=None)) for made in asked]
+    prompts = [f"{EXAMPLES}{made.request}\nAnswer:" for made in asked]
+    expected = [engine.generate(prompt, config=config.replace(max_risk=None, stop=("\n",))) for prompt in prompts]
     names = len(answers.names)  # the tiny model has no known heads, hence no source attention
     assert np.allclose(answers.features, [answer_features(answer)[:names] for answer in expected], atol=1e-3)
     wrong = [not made.is_right(answer.text) for made, answer in zip(asked, expected, strict=True)]

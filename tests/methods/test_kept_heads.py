@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from cocoa_engine.files import CACHE_VARIABLE
 from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.data import Question
 from cocoa_engine.lab.heads import with_right_answers
+from cocoa_engine.lab.measured import EXAMPLES
 from cocoa_engine.methods.retrieval_heads import (
     SOURCE_HEADS,
     RetrievalHeads,
@@ -106,7 +108,15 @@ def test_quantiles_must_rise(quantiles: list[float]) -> None:
         RightAnswers(of="m", surprisals=quantiles, span_threshold=0.5)
 
 
-def test_a_model_measures_its_right_answers(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_a_model_measures_its_right_answers(
+    engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, is_chat: bool
+) -> None:
+    """Without a chat template the first line is the answer: the model goes on with questions of its own."""
+    if not is_chat:
+        tokenizer = copy.deepcopy(engine.tokenizer)
+        tokenizer.chat_template = None
+        engine = CocoaEngine(engine.model, tokenizer)
     monkeypatch.setattr(lab_heads, "MIN_RIGHT", 2)
     monkeypatch.setattr(lab_heads, "ANSWERED", 12)
     heads = heads_of_model(None, engine.session.model)
@@ -116,8 +126,11 @@ def test_a_model_measures_its_right_answers(engine: CocoaEngine, monkeypatch: py
     assert sum(done) == 5
     assert (own.of, measured.heads, measured.reference) == (engine.model_name, heads.heads, heads.reference)
     asked = [Question(text, None, tuple(known), text) for text, *known in lab_heads.SHORT[:5]]
-    prompts = [engine.encode_chat([{"role": "user", "content": question.text}]) for question in asked]
-    answers = engine.generate_batch(prompts, max_new_tokens=lab_heads.ANSWERED)
+    if is_chat:
+        prompts = [engine.encode_chat([{"role": "user", "content": question.text}]) for question in asked]
+    else:
+        prompts = [engine.encode(f"{EXAMPLES}{question.text}\nAnswer:") for question in asked]
+    answers = engine.generate_batch(prompts, max_new_tokens=lab_heads.ANSWERED, stop=() if is_chat else ("\n",))
     right = [answer for answer, question in zip(answers, asked, strict=True) if question.is_right(answer.text)]
     ranks = [own.rank([value for span in answer.spans for value in span.token_log_probs]) for answer in right]
     assert min(ranks) == pytest.approx(0, abs=0.01)

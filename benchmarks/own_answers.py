@@ -37,9 +37,11 @@ from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.data import Question, read_questions
 from cocoa_engine.lab.files import parsed, read_json_lines
 from cocoa_engine.lab.fit import LabelledFeatures, fit_only
+from cocoa_engine.lab.measured import question_config, question_prompt
 from cocoa_engine.lab.self_made import made_questions
 from cocoa_engine.lab.statistics import expected_calibration_error, reliability
 from cocoa_engine.methods.retrieval_heads import RightAnswers
+from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.risk.policy import ANSWER_THRESHOLD
 from cocoa_integrations.evaluation.metrics import rouge_l
 from cocoa_integrations.evaluation.tasks import load_samples
@@ -130,6 +132,13 @@ NOT_FITTED = "truthfulqa"
 """Reported only, because its labels are often wrong."""
 
 
+def prompt_of(engine: CocoaEngine, messages: Sequence[Mapping[str, str]]) -> Prompt:
+    """The messages as a chat. A model without a chat template reads their texts after two examples."""
+    if engine.has_chat_template:
+        return engine.encode_chat(messages)
+    return question_prompt(engine, "\n\n".join(message["content"] for message in messages))
+
+
 def scores(answer: Generation) -> dict[str, float]:
     """Scores that are high where an answer is likely wrong; NaN where source attention was not measured."""
     log_probs, entropies, margins, copied, attention = (
@@ -158,6 +167,7 @@ def ask(options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     engine = CocoaEngine.from_pretrained(options.model)
     name = options.name or engine.model_name
+    config = question_config(engine, engine.config.replace(max_new_tokens=64))
     done = {(row["model"], row["set"], row["id"]) for row in read(options.answers)}
     for kind, questions in SETS.items():
         path = getattr(options, kind) if kind in GIVEN else SHORT
@@ -165,8 +175,8 @@ def ask(options: argparse.Namespace) -> None:
         missing = [item for item in items if (name, kind, item.id) not in done]
         for start in range(0, len(missing), options.batch):
             batch = missing[start : start + options.batch]
-            prompts = [engine.encode_chat(item.messages) for item in batch]
-            answers = engine.generate_batch(prompts, max_new_tokens=64)
+            prompts = [prompt_of(engine, item.messages) for item in batch]
+            answers = engine.generate_batch(prompts, config=config)
             rows = [row_of(name, kind, *pair) for pair in zip(batch, answers, strict=True) if pair[1].spans]
             write(options.answers, rows)
 
@@ -268,10 +278,17 @@ def table(answers: Answers) -> Iterator[str]:
 MEASURED = ("Qwen 0.5B", "Qwen 1.5B")
 """The models whose right answers come with the package."""
 
+CALIBRATED = "SmolLM2 135M"
+"""The embedded model, whose claims have a calibrator."""
+
+REFERENCE = 150
+"""How many short questions the models of MEASURED were given for that."""
+
 
 def right_answers(answers: Answers, models: Sequence[str], named: str = "") -> RightAnswers:
-    """The distribution of models' right answers to the short questions, as `cocoa heads` measures it."""
-    right = ~answers.wrong & np.isin(answers.models, models) & (answers.sets == "short")
+    """The distribution of models' right answers to their first short questions, as `cocoa heads` measures it."""
+    short = [np.flatnonzero((answers.models == model) & (answers.sets == "short"))[:REFERENCE] for model in models]
+    right = np.concatenate([of_model[~answers.wrong[of_model]] for of_model in short])
     token_risks = -np.expm1(-answers.scores["-min log p"][right])
     return lab_heads.right_answers(named, answers.surprisals()[right], token_risks)
 
@@ -291,7 +308,7 @@ def gate(answers: Answers) -> Iterator[str]:
         gates = right_answers(answers, [name for name in MEASURED if name != model]), after_heads[model]
         ranks = [np.array([distribution(among.surprisals, value) for value in surprisals[own]]) for among in gates]
         stopped = [of_gate >= ANSWER_THRESHOLD for of_gate in ranks]
-        stopped += [claims[own] >= among.span_threshold for among in gates] if model in MEASURED else []
+        stopped += [claims[own] >= among.span_threshold for among in gates] if model != CALIBRATED else []
         cells = [f"{_share(~of_gate[~wrong])} / {_share(of_gate[wrong])}" for of_gate in stopped]
         yield f"| {model} | {kind} | {' | '.join([*cells, '', ''][: len(names)])} |"
 

@@ -1,4 +1,4 @@
-"""Which citations are right: those by context lift, or those by the attention on each passage.
+"""How many citations by the attention on each passage are right.
 
 Each question is asked with its own passage among others, which belong to other questions. The answer of the model is
 divided into words. A citation of a word is right if it names the question's own passage. Run
@@ -17,11 +17,11 @@ from typing import Any
 
 from rich.console import Console
 
-from cocoa_engine import CocoaEngine, context_lift
+from cocoa_engine import CocoaEngine
+from cocoa_engine.report import RiskReport
 from cocoa_integrations._shared.citations import whole_words
 
 SHOWN = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
-LIFTS = (0.0, 0.5, 1.0, 2.0)
 
 
 def main() -> None:
@@ -75,28 +75,21 @@ def _prompt(passages: Sequence[str], question: str) -> str:
 
 
 def _answered(engine: CocoaEngine, question: str, answers: list[str], passages: list[str], own: int) -> dict[str, Any]:
-    def messages(texts: Sequence[str]) -> list[dict[str, str]]:
-        return [{"role": "user", "content": _prompt(texts, question)}]
-
-    answer = engine.chat(messages(passages), source=passages, max_new_tokens=24)
-    lifts = []
-    for number in range(len(passages)):
-        without_source = engine.encode_chat(messages([*passages[:number], *passages[number + 1 :]]))
-        lifts.append([sum(one.token_log_probs) for one in context_lift(engine, answer, without_source)])
+    messages = [{"role": "user", "content": _prompt(passages, question)}]
+    answer = engine.chat(messages, source=passages, max_new_tokens=24)
     spans = [
         {
             "text": span.text,
-            "start": span.start,
-            "end": span.end,
             "tokens": len(span.token_ids),
             "attention": span.passage_attention,
-            "lifts": [column[number] for column in lifts],
         }
-        for number, span in enumerate(answer.spans)
+        for span in answer.spans
     ]
     lengths = [len(engine.encode(text, add_special_tokens=False)) for text in passages]
     right = any(known.lower() in answer.text.lower() for known in answers)
-    return {"question": question, "answer": answer.text, "right": right, "own": own, "lengths": lengths, "spans": spans}
+    words = whole_words(RiskReport.of(answer).spans)
+    row = {"question": question, "answer": answer.text, "right": right, "own": own, "lengths": lengths}
+    return {**row, "spans": spans, "words": words}
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
@@ -105,7 +98,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
         parts = [part for row in kept for part in _parts(row)]
         whole = [_parts(row, together=True)[0] for row in kept if row["spans"]]
         console.print(f"{name}: {len(kept)} answers, {len(parts)} parts of whole words")
-        for by, lowest in (("lift", LIFTS), ("attention", SHOWN), ("per token", (0.0,))):
+        for by, lowest in (("attention", SHOWN), ("per token", (0.0,))):
             hit = sum(_best(one[by]) == one["own"] for one in whole)
             console.print(f"  whole answer by {by}: {hit} of {len(whole)} cite the question's own passage")
             for limit in lowest:
@@ -115,8 +108,8 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _parts(row: dict[str, Any], *, together: bool = False) -> list[dict[str, Any]]:
-    """The values of each part of the answer by each passage: the sum of lifts, the mean attention over tokens."""
-    groups = [list(range(len(row["spans"])))] if together else whole_words(row["spans"])
+    """The values of each part of the answer by each passage: the mean attention over tokens."""
+    groups = [list(range(len(row["spans"])))] if together else row["words"]
     parts = []
     for group in groups:
         spans = [row["spans"][number] for number in group]
@@ -130,7 +123,6 @@ def _parts(row: dict[str, Any], *, together: bool = False) -> list[dict[str, Any
         parts.append(
             {
                 "own": row["own"],
-                "lift": [sum(span["lifts"][number] for span in spans) for number in range(len(row["lengths"]))],
                 "attention": attention,
                 "per token": [mass / length for mass, length in zip(attention, row["lengths"], strict=True)],
             }

@@ -125,7 +125,6 @@ WITHOUT = {
     "cocoa_engine/lab/timing.py": "/proc/cpuinfo",
     "cocoa_integrations/chat_service/local.py": "a stream of the engine, which it opens",
     "cocoa_integrations/llama_index/llm.py": "a stream of the engine, which it opens",
-    "cocoa_integrations/llama_index/callbacks.py": "a stream of the engine, which it opens",
     "cocoa_integrations/evaluation/command.py": "only the digest of the bytes",
     "cocoa_integrations/evaluation/table.py": "a file of the package",
     "cocoa_integrations/server/routes/page.py": "files of the package",

@@ -1,32 +1,27 @@
-"""Which source each part of an answer was taken from: by context lift, or by the attention on each source."""
+"""Which source each part of an answer was taken from, by the attention on each source."""
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Sequence
+from typing import Any
 
 from pydantic import Field
 
-from cocoa_engine import ContextLift
-from cocoa_engine.errors import ConfigError, unknown
 from cocoa_engine.integration import clauses
-from cocoa_engine.report import RangeReport, RiskReport, SpanReport, finite
+from cocoa_engine.report import RangeReport, RiskReport, SpanReport
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read
-from cocoa_integrations._shared.limits import require_finite
 
 CITATIONS_KEY = "cocoa_citations"
 
-MIN_LIFT, MIN_ATTENTION = 1.0, 0.05  # of a cited part by default: in nats, exp(-1) = 0.37; and a share
-CitedBy = Literal["lift", "attention"]  # how the source of a part is found
+MIN_ATTENTION = 0.05  # of a cited part by default
 
-NOT_SEEN = "the model's attention cannot be measured"
+NOT_CITED = "some sources are not cited, because %s"
 NOT_FOUND = "the prompt does not have the text of every source as it is"
 CANNOT_ATTEND = (
-    "citations by attention need a model with attention over the whole prompt, and a backend that sees it; this model "
-    'runs without. Cite with by="lift".'
+    "the attention of this model on its prompt cannot be seen, so its answers cannot be cited. Take a model whose "
+    "source attention is seen, by the list of architectures in the documentation, and do not divide it among processes."
 )
 MOST_PASSAGES = 256  # in the ``source`` of a request to a server: every span has a value for each
-VALUES: dict[CitedBy, str] = {"lift": "source_lifts", "attention": "source_attentions"}  # by source, of a span
 
 
 class Citation(RangeReport):
@@ -38,36 +33,8 @@ class Citation(RangeReport):
     start: int = Field(description="Offset of the part's first character in the text.")
     end: int = Field(description="Offset after its last character, before the marker.")
     text: str = Field(description="Text of the part.")
-    lift: float | None = Field(
-        None,
-        description="Citations by lift: log p of the part with all sources minus log p without this one, in nats.",
-    )
-    attention: float | None = Field(
-        None, description="Citations by attention: the part's mean attention on the source, in [0, 1]."
-    )
+    attention: float = Field(description="Mean attention of the part on the source, in [0, 1].")
     spans: list[int] = Field(description="Numbers of its spans.")
-
-
-class Citing(NamedTuple):
-    """What finds the source of a part, by default attention or else lift, and the lowest value of a cited part."""
-
-    by: CitedBy | None
-    lowest: Mapping[CitedBy, float]
-
-
-def citing(by: Any, min_lift: Any, min_attention: Any) -> Citing:
-    """Check how citations are found. With a lowest lift alone it is by lift; limits default to those above."""
-    if by is not None and by not in get_args(CitedBy):
-        raise ConfigError(f"by: {unknown([str(by)], get_args(CitedBy), what='value')}")
-    if by is None and min_lift is not None and min_attention is None:
-        by = "lift"
-    lowest: dict[CitedBy, float] = {"lift": MIN_LIFT, "attention": MIN_ATTENTION}
-    limits: dict[CitedBy, Any] = {"lift": min_lift, "attention": min_attention}
-    for kind, value in limits.items():
-        if value is not None:
-            require_finite(f"min_{kind}", value)
-            lowest[kind] = float(value)
-    return Citing(by, lowest)
 
 
 def find_in(text: str, passages: Sequence[str]) -> list[int]:
@@ -81,47 +48,32 @@ def spread(values: Sequence[float | None], numbers: Sequence[int], count: int) -
     return [by_number.get(number) for number in range(count)]
 
 
-def with_lifts(spans: Sequence[SpanReport], lifts: Sequence[ContextLift | None]) -> list[SpanReport]:
-    """Copies of spans with how the context changed them: the values with the context minus those without it."""
-    lifted = []
-    for span, lift in zip(spans, lifts, strict=True):
-        values = (None, None, None) if lift is None else (lift.log_prob, lift.con_mlds, lift.f_mlds)
-        names = ("context_lift", "con_mlds_lift", "f_mlds_lift")
-        lifted.append(span.with_values(**dict(zip(names, map(finite, values), strict=True))))
-    return lifted
-
-
-def lift_in_nats(lift: ContextLift | None) -> float | None:
-    """The lift of log p of a whole span, whatever ``span_log_prob`` is."""
-    return None if lift is None else math.fsum(lift.token_log_probs)
-
-
 def citations_of(
-    spans: Sequence[SpanReport],
-    values: Sequence[Sequence[float | None]],
-    lowest: float,
-    by: CitedBy = "lift",
+    spans: Sequence[SpanReport], attentions: Sequence[Sequence[float | None]], min_attention: float
 ) -> tuple[list[Citation], list[SpanReport]]:
-    """The citations of an answer, without ids, and its spans with their sources and values.
+    """The citations of an answer, without ids, and its spans with their sources and attentions.
 
-    ``values`` has those of each span by source; ``None`` if the source was not in the prompt. Spans that share a word
-    are taken together. The lift of a part is the sum over its spans, the attention the mean over its characters.
+    ``attentions`` has those of each span by source; ``None`` if the source was not in the prompt. Spans that share a
+    word are taken together. The attention of a part is the mean over its characters.
     """
     parts: list[tuple[int, list[int]]] = []  # the source of each citation, and its spans
-    sourced = [span.with_values(source=None, **{VALUES[by]: list(of)}) for span, of in zip(spans, values, strict=True)]
+    sourced = [
+        span.with_values(source=None, source_attentions=list(of_span))
+        for span, of_span in zip(spans, attentions, strict=True)
+    ]
     is_open = False
 
-    def value_of(numbers: Sequence[int], source: int) -> float:
-        pairs = [(values[number][source], max(1, len(spans[number].text or ""))) for number in numbers]
-        measured = [(value, length if by == "attention" else 1) for value, length in pairs if value is not None]
-        count = sum(length for _, length in measured) if by == "attention" else 1
+    def attention_on(source: int, numbers: Sequence[int]) -> float:
+        pairs = [(attentions[number][source], max(1, len(spans[number].text or ""))) for number in numbers]
+        measured = [(value, length) for value, length in pairs if value is not None]
+        count = sum(length for _, length in measured)
         return math.fsum(value * length for value, length in measured) / count if measured else -math.inf
 
     for words in whole_words(spans):
-        totals = [value_of(words, source) for source in range(len(values[words[0]]))]
-        best = max(range(len(totals)), key=totals.__getitem__, default=None)
+        means = [attention_on(source, words) for source in range(len(attentions[words[0]]))]
+        best = max(range(len(means)), key=means.__getitem__, default=None)
         is_visible = any((spans[number].text or "").strip() for number in words)
-        if best is None or totals[best] < lowest or not is_visible:
+        if best is None or means[best] < min_attention or not is_visible:
             is_open = is_open and not is_visible
             continue
         for number in words:
@@ -134,8 +86,8 @@ def citations_of(
     citations = []
     for source, numbers in parts:
         place = {"start": spans[numbers[0]].start, "end": spans[numbers[-1]].end, "spans": numbers}
-        text, value = "".join(spans[number].text or "" for number in numbers), {by: value_of(numbers, source)}
-        citations.append(Citation(id=None, source=source + 1, text=text, **place, **value))
+        text, attention = "".join(spans[number].text or "" for number in numbers), attention_on(source, numbers)
+        citations.append(Citation(id=None, source=source + 1, text=text, attention=attention, **place))
     return citations, sourced
 
 

@@ -10,7 +10,7 @@ need("langchain_core", extra="langchain", what=__name__)
 from cocoa_integrations.langchain.answers import RiskOutputParser
 from cocoa_integrations.langchain.callbacks import RiskCallbackHandler, RiskScores, get_risk_callback
 from cocoa_integrations.langchain.chat import ChatCocoa
-from cocoa_integrations.langchain.citations import context_lift, with_citations, with_context_lift
+from cocoa_integrations.langchain.citations import with_citations
 from cocoa_integrations.langchain.evaluation import risk_evaluator
 from cocoa_integrations.langchain.gates import risk_gate
 from cocoa_integrations.langchain.llm import CocoaLLM
@@ -32,7 +32,6 @@ __all__ = [
     "RiskScores",
     "UnsupportedFeatureError",
     "argument_risks",
-    "context_lift",
     "field_risks",
     "get_risk",
     "get_risk_callback",
@@ -41,7 +40,6 @@ __all__ = [
     "risk_evaluator",
     "risk_gate",
     "with_citations",
-    "with_context_lift",
     "with_risk_retry",
 ]
 

@@ -219,20 +219,14 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         request = self._tool_request if answered else self._initial_request or self._tool_request
         return self._call(messages=chat, tools=request, template=template_options(self), source=self.source or None)
 
-    def prompt_ids(self, prompt: LanguageModelInput) -> list[int]:
-        """The token ids of the prompt of a call, as the chat template and the tools of this model make it.
+    def prompt_text(self, prompt: LanguageModelInput) -> str:
+        """The text of the prompt of a call, as the chat template and the tools of this model make it.
+
+        For a model at a server, which has the chat template, it is the texts of the messages.
 
         Raises:
             PromptError: the messages have no text, or unsupported content.
             ChatTemplateError: the tokenizer has no chat template, or it refuses the messages.
-            UnsupportedFeatureError: the model is at a server.
-        """
-        return LocalChat(self.load()).prompt_ids(self._request(self._convert_input(prompt).to_messages()))
-
-    def prompt_text(self, prompt: LanguageModelInput) -> str:
-        """The text of the prompt of a call; see :meth:`prompt_ids`. For a model at a server, the texts of the messages.
-
-        The chat template is at the server then.
         """
         request = self._request(self._convert_input(prompt).to_messages())
         if self.is_remote:

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -19,7 +18,7 @@ from cocoa_integrations._shared.limits import ABSTENTION, MARK, Mark
 from cocoa_integrations._shared.tries import TRIES_KEY, Measure, OnRisk, RetryPlan, Tries
 from cocoa_integrations.langchain import answers
 from cocoa_integrations.langchain.chat import ChatCocoa
-from cocoa_integrations.langchain.citations import AFTER_A_RETRY, Asker, chain_of, join_documents, with_context_lift
+from cocoa_integrations.langchain.citations import AFTER_A_RETRY, Asker, chain_of, join_documents
 from cocoa_integrations.langchain.composed import called_model
 from cocoa_integrations.reports import get_risk
 
@@ -46,7 +45,6 @@ def with_risk_retry(
     question: str = "question",
     context: str = "context",
     format_documents: Callable[[list[Document]], Any] = join_documents,
-    context_lift: bool = False,
     return_documents: bool = False,
 ) -> Runnable[str | Mapping[str, Any], Any]:
     """A chain that answers from retrieved documents. While the answer is too risky, it retrieves more and asks again::
@@ -94,7 +92,6 @@ def with_risk_retry(
         question: the variable of the prompt, and key of the input, that holds the question.
         context: the variable of the prompt that holds the documents.
         format_documents: makes the value of ``context`` from the documents.
-        context_lift: also measure the context lift of every span; see :func:`with_context_lift`.
         return_documents: return a dict of the input with the documents of the answer under ``context`` and the message
             under ``"answer"``, as LangChain's retrieval chains do, instead of the message.
 
@@ -127,11 +124,6 @@ def with_risk_retry(
         mark=mark,
         answer=answer,
     )
-    answering = None
-    if context_lift:
-        if model.is_remote:
-            raise ConfigError("context_lift is measured on a model in this process; leave it out.")
-        answering = with_context_lift(prompt, chat, context=context)
 
     async def calls(prompt: Any, chat: Any, inputs: Any, asker: Asker, options: Mapping[str, Any]) -> Any:
         values = dict(inputs) if isinstance(inputs, Mapping) else {question: inputs}
@@ -144,17 +136,16 @@ def with_risk_retry(
             if number and second_retriever is not None:
                 retrieved.append(await asker.ask(second_retriever, values[question]))
             documents = without_duplicates(*retrieved)
-            filled = {**values, context: format_documents(documents)}
-            asked = await asker.ask(prompt, filled)
+            filled = await asker.ask(prompt, {**values, context: format_documents(documents)})
             called = {**options, **step}
             model = called_model(chat, asker.config, called)
             texts = [document.page_content for document in documents]
             if texts and not model.source:
-                in_prompt = find_in(await asker.run(model, partial(model.prompt_text, asked)), texts)
+                in_prompt = find_in(await asker.prompt_text(model, filled), texts)
                 if len(in_prompt) == len(texts):  # not if the prompt lacks the text of one of them
                     called["source"] = [text.strip() for text in texts]
             try:
-                message = await asker.ask(answering or chat, filled if answering else asked, **called)
+                message = await asker.ask(chat, filled, **called)
             except HallucinationRiskError as error:  # of a gate after the chat
                 if error.answer is None:
                     raise

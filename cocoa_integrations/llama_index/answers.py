@@ -17,23 +17,18 @@ from cocoa_engine.report import RISK_KEY, PartReport, RiskReport, SpanReport
 from cocoa_integrations._shared.citations import (
     CANNOT_ATTEND,
     CITATIONS_KEY,
+    NOT_CITED,
     NOT_FOUND,
-    NOT_SEEN,
     Citation,
-    CitedBy,
-    Citing,
     citations_of,
     find_in,
-    lift_in_nats,
     spread,
-    with_lifts,
 )
 from cocoa_integrations._shared.edits import Change, EditedText, Entry
 from cocoa_integrations._shared.tries import TRIES_KEY
 from cocoa_integrations.llama_index.callbacks import Collected, RiskCollector
 from cocoa_integrations.llama_index.retrieved import (
     by_source_node,
-    lift_of,
     shares_a_run,
     texts_in,
     watch_retrievals,
@@ -48,11 +43,9 @@ EMPTY = "Empty Response"
 SEPARATOR = "\n---------------------\n"
 """What LlamaIndex's ``Accumulate`` puts between answers."""
 
-_OF_A_SERVER = "measured on a model in this process, with a CocoaLLM; the answer is that of a server."
-
 
 class MissingRiskWarning(UserWarning):
-    """A response has no risk, or no context lift. The message gives the reason."""
+    """A response has no risk, or no citations. The message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +93,12 @@ class Part:
 class Answers(RiskCollector):
     """Collects the answers requested inside its ``with`` block and writes their risk to the metadata of a response.
 
-    It measures the context lift of the spans with ``lift``, and finds citations as ``cite`` says.
+    With ``min_attention``, the lowest attention of a part on the node that it cites, also its citations.
     """
 
-    def __init__(self, *, lift: bool, cite: Citing | None = None) -> None:
+    def __init__(self, min_attention: float | None = None) -> None:
         super().__init__()
-        self._lift, self._cite = lift, cite
+        self._min_attention = min_attention
         self._answers: list[Collected] = []
         self.nodes = []
         watch_retrievals()
@@ -143,7 +136,7 @@ class Answers(RiskCollector):
         answers = [_by_source_node(answer, nodes) for answer in self._answers]
         metadata[REPORTS_KEY] = [answer.report.to_dict() for answer in answers]
         if shown is not None and shown.replaced:
-            metadata |= {} if self._cite is None else {CITATIONS_KEY: []}
+            metadata |= {} if self._min_attention is None else {CITATIONS_KEY: []}
             return
         report, citations = self._report_of(answers, text if shown is None else shown.original, nodes, is_object)
         if shown is not None and report is not None:  # an engine of ours inside may have changed the text
@@ -184,55 +177,21 @@ class Answers(RiskCollector):
             )
             return None, None
         report, citations = joined(parts, text), None
-        here = all(part.answer.start is not None for part in parts)
-        if self._lift and here:
-            report = report.with_values(spans=self._lifted(report.spans, parts, nodes))
-        elif self._lift:
-            _warn(f"no context lift and no citations by lift: they are {_OF_A_SERVER}")
-        if self._cite is not None and (sources := self._sources(self._cite, parts, nodes, here)) is not None:
-            by, values = sources
-            passages, spans = citations_of(report.spans, values, self._cite.lowest[by], by)
-            citations = [citation.with_values(id=nodes[citation.source - 1].node.node_id) for citation in passages]
+        if self._min_attention is not None and (attentions := self._attentions(parts, nodes)) is not None:
+            cited, spans = citations_of(report.spans, attentions, self._min_attention)
+            citations = [citation.with_values(id=nodes[citation.source - 1].node.node_id) for citation in cited]
             report = report.with_values(spans=spans)
         return report, citations
 
-    def _sources(
-        self, cite: Citing, parts: Sequence[Part], nodes: Sequence[NodeWithScore], here: bool
-    ) -> tuple[CitedBy, list[list[float | None]]] | None:
-        """What finds the sources of a response, and for each span its value by each node; ``None`` if nothing can.
-
-        ``here`` is whether the model is in this process.
-        """
-        why, values = None, list[list[float | None]]()
-        for part in parts if cite.by != "lift" else ():
-            of_part, reason = _attention_by_node(part, nodes)
-            values, why = values + of_part, why or reason
-        if why == NOT_SEEN and cite.by == "attention":
-            raise ConfigError(CANNOT_ATTEND)
-        if cite.by != "lift" and (why is None or (cite.by == "attention" and here)):
-            return "attention", values
-        if not here:
-            _warn(f"no citations: {'' if why is None else f'{why}, and '}lift is {_OF_A_SERVER}")
-            return None
-        if why is not None:
-            logger.warning("citations are by lift, because %s", why)
-        return "lift", [of_span for part in parts for of_span in _lift_by_node(part, nodes)]
-
-    def _lifted(
-        self, spans: Sequence[SpanReport], parts: Sequence[Part], nodes: Sequence[NodeWithScore]
-    ) -> list[SpanReport]:
-        remaining, lifted, missing = iter(spans), list[SpanReport](), False
-        for part in parts:
-            lifts = lift_of(part.answer.generation, part.answer.start, nodes)
-            of_part = [next(remaining) for _ in part.numbers]
-            missing = missing or lifts is None
-            lifted += of_part if lifts is None else with_lifts(of_part, [lifts[number] for number in part.numbers])
-        if missing:
-            _warn(
-                "no context lift: the prompt of this answer contains no text of the source nodes, so there is "
-                "nothing to leave out."
-            )
-        return lifted
+    def _attentions(self, parts: Sequence[Part], nodes: Sequence[NodeWithScore]) -> list[list[float | None]] | None:
+        """For each span of a response its attention on each node; ``None`` if it is not known of a server's answer."""
+        of_parts = [_attention_by_node(part, nodes) for part in parts]
+        if not all(is_complete for _, is_complete in of_parts):
+            if any(part.answer.asked is None for part in parts):
+                _warn(f"no citations: {NOT_FOUND}")
+                return None
+            logger.warning(NOT_CITED, NOT_FOUND)
+        return [of_span for attentions, _ in of_parts for of_span in attentions]
 
     def read(self, deltas: Iterator[str], metadata: dict[str, Any], *retrieved: Any) -> Generator[str, None, None]:
         """Pass a stream on, and fill ``metadata`` when it has been read to its end; see :meth:`write`."""
@@ -346,42 +305,33 @@ def _by_source_node(answer: Collected, nodes: Sequence[NodeWithScore]) -> Collec
     return replace(answer, report=answer.report.with_values(spans=spans))
 
 
-def _lift_by_node(part: Part, nodes: Sequence[NodeWithScore]) -> list[list[float | None]]:
-    """For each span of a part, its lift by each node, in nats; ``None`` if the node was not in the prompt."""
-    answer = part.answer
-    of_nodes = [lift_of(answer.generation, answer.start, nodes, only=number) for number in range(len(nodes))]
-    return [[None if lifts is None else lift_in_nats(lifts[number]) for lifts in of_nodes] for number in part.numbers]
-
-
-def _attention_by_node(part: Part, nodes: Sequence[NodeWithScore]) -> tuple[list[list[float | None]], str | None]:
-    """The attention of each span of a part on each node, and why it is not that on all nodes of the prompt.
+def _attention_by_node(part: Part, nodes: Sequence[NodeWithScore]) -> tuple[list[list[float | None]], bool]:
+    """The attention of each span of a part on each node, and whether it is that on all nodes of the prompt.
 
     It was measured while the answer was written, unless the nodes of the response are others than those that were
-    retrieved. Then the answer is fed again. The values are ``None`` for a node that was not in the prompt as it is; the
-    reason is ``NOT_SEEN`` or ``NOT_FOUND``, or ``None`` if nothing is missing.
+    retrieved. Then the answer is fed again. The values are ``None`` for a node that was not in the prompt as it is.
     """
     answer, numbers = part.answer, part.numbers
     measured = [answer.report.spans[number].passage_attention if answer.node_ids else [] for number in numbers]
     complete = [values or [None] * len(nodes) for values in measured]
-    if answer.start is None or answer.generation is None:
-        return complete, NOT_FOUND if nodes and measured and not any(measured) else None
-    asked = answer.start()
-    engine = answer.start.service.engine
-    prompt = engine.decode(asked.prompt)
+    if answer.asked is None or answer.generation is None:
+        return complete, not nodes or not measured or any(measured)
+    service, call = answer.asked
+    engine, prompt_ids = service.engine, service.prompt_ids(call)
+    prompt = engine.decode(prompt_ids)
     texts = texts_in(prompt, nodes, engine)
     in_prompt = find_in(prompt, texts)
     others = prompt
     for number in in_prompt:
         others = others.replace(texts[number], "\0")
     changed = shares_a_run(others, [text for number, text in enumerate(texts) if number not in in_prompt])
-    why = NOT_FOUND if changed else None
     if not all(values[number] is not None for values in complete for number in in_prompt):
         source = [texts[number] for number in in_prompt]
-        fed_again = passage_attention(engine, answer.generation, asked.prompt, source)
+        fed_again = passage_attention(engine, answer.generation, prompt_ids, source)
         if not any(fed_again):
-            return complete, NOT_SEEN
+            raise ConfigError(CANNOT_ATTEND)
         complete = [spread(fed_again[number], in_prompt, len(nodes)) for number in numbers]
-    return complete, why
+    return complete, not changed
 
 
 def _warn(message: str) -> None:

@@ -12,7 +12,7 @@ LlamaIndex suppresses exceptions of event handlers, so a handler can observe an 
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -24,10 +24,9 @@ from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.span import active_span_id
 from llama_index.core.schema import NodeWithScore
 
-from cocoa_engine import Generation, SpanStream
+from cocoa_engine import Generation
 from cocoa_engine.report import RiskReport, SpanReport
 from cocoa_integrations.chat_service import Answer, ChatCall, LocalChat, Piece
-from cocoa_integrations.chat_service.local import PreparedCall
 from cocoa_integrations.tracing import MAX_REPORTS, SCORE_NAME, RiskLog, RiskTrace, Scoring, emit_event
 
 if TYPE_CHECKING:
@@ -72,18 +71,6 @@ class CocoaRiskEvent(BaseEvent):
         return "CocoaRiskEvent"
 
 
-@dataclass(frozen=True)
-class Start:
-    """Starts an answer again, perhaps with a function that changes each text of the prompt before it is wrapped."""
-
-    service: LocalChat
-    call: Callable[[Callable[[str], str] | None], ChatCall]
-
-    def __call__(self, edit: Callable[[str], str] | None = None) -> SpanStream:
-        """The stream of the answer. Nothing is decoded before it is read."""
-        return PreparedCall(self.service.engine, self.call(edit)).open()
-
-
 def collect_risk(*, max_reports: int | None = MAX_REPORTS) -> RiskCollector:
     """Collect the :class:`.RiskReport` of every answer requested inside the ``with`` block, in order of completion.
 
@@ -107,11 +94,11 @@ def collect_risk(*, max_reports: int | None = MAX_REPORTS) -> RiskCollector:
 
 @dataclass(frozen=True)
 class Collected:
-    """A complete answer, as collectors receive it. One of a server has no ``generation`` and no ``start``."""
+    """A complete answer, as collectors receive it. One of a server has no ``generation`` and no ``asked``."""
 
     report: RiskReport
     generation: Generation | None
-    start: Start | None  # repeats the request
+    asked: tuple[LocalChat, ChatCall] | None
     request: int  # later requests have higher numbers
     node_ids: Sequence[str] = ()  # the retrieved nodes that its passage_attention is of
 
@@ -187,8 +174,8 @@ class Observers:
     The constructor reads the context variables, because a stream may be read in another context.
     """
 
-    def __init__(self, start: Start | None = None, node_ids: Sequence[str] = ()) -> None:
-        self._start, self._node_ids = start, node_ids
+    def __init__(self, asked: tuple[LocalChat, ChatCall] | None = None, node_ids: Sequence[str] = ()) -> None:
+        self._asked, self._node_ids = asked, node_ids
         self._request = next(_requests)
         self._collectors = _collectors.get()
         self._llama_index_span = active_span_id.get()
@@ -207,7 +194,7 @@ class Observers:
         if report is None:
             return
         report = report if run_id is None else report.with_values(run_id=run_id)
-        collected = Collected(report, answer.generation, self._start, self._request, tuple(self._node_ids))
+        collected = Collected(report, answer.generation, self._asked, self._request, tuple(self._node_ids))
         self._trace.record(collected)
         for collector in self._collectors:
             collector.take(collected)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -42,8 +42,8 @@ from cocoa_integrations._shared.options import (
 from cocoa_integrations.chat_service import Answer, ChatCall, ChatService, LocalChat, Piece, RemoteChat
 from cocoa_integrations.chat_service.options import ModelOptions, shown_entries
 from cocoa_integrations.chat_service.remote import DEFAULT_MODEL
-from cocoa_integrations.llama_index.callbacks import Observers, Start
-from cocoa_integrations.llama_index.messages import Writer, detail_of, edited, to_entries
+from cocoa_integrations.llama_index.callbacks import Observers
+from cocoa_integrations.llama_index.messages import Writer, detail_of, to_entries
 from cocoa_integrations.llama_index.options import (
     BESIDE_SETTINGS,
     SUPPORTED,
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
 
 logger = safe_logger(__name__)
 
-Edit = Callable[[str], str] | None
 Response = TypeVar("Response", CompletionResponse, ChatResponse)
 
 
@@ -313,13 +312,10 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
         """What is asked for by a prompt."""
         called, rest = self._of_call(options, is_chat=False)
         require_unicode(prompt, "prompt")
-
-        def fields(edit: Edit) -> dict[str, Any]:
+        if not formatted:
             assert self.completion_to_prompt is not None  # set by a validator of LLM
-            text = prompt if edit is None else edit(prompt)
-            return {"prompt": text if formatted else self._extend_prompt(self.completion_to_prompt(text))}
-
-        return self._asked(called, rest, fields, streamed, is_chat=False)
+            prompt = self._extend_prompt(self.completion_to_prompt(prompt))
+        return self._asked(called, rest, {"prompt": prompt}, streamed, is_chat=False)
 
     def _conversation(
         self, messages: Sequence[ChatMessage], options: Mapping[str, Any], *, streamed: bool
@@ -335,26 +331,25 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
                 "messages_to_prompt."
             )
 
-        def fields(edit: Edit) -> dict[str, Any]:
-            opened = list(messages) if edit is None else edited(messages, edit)
-            if opened[0].role not in (MessageRole.SYSTEM, MessageRole.DEVELOPER):
-                opened = self._extend_messages(opened)
-            if not self._formats_messages:
-                return {"messages": to_entries(opened), "tools": request, "template": template}
+        opened = list(messages)
+        if opened[0].role not in (MessageRole.SYSTEM, MessageRole.DEVELOPER):
+            opened = self._extend_messages(opened)
+        if self._formats_messages:
             assert self.messages_to_prompt is not None
-            return {"prompt": self.messages_to_prompt(opened), "splits_reasoning": True}
-
-        return self._asked(called, rest, fields, streamed, is_chat=True, required=request.required)
+            asked = {"prompt": self.messages_to_prompt(opened), "splits_reasoning": True}
+        else:
+            asked = {"messages": to_entries(opened), "tools": request, "template": template}
+        return self._asked(called, rest, asked, streamed, is_chat=True, required=request.required)
 
     def _asked(
         self,
         called: CallOptions,
         options: Mapping[str, Any],
-        fields: Callable[[Edit], dict[str, Any]],
+        prompt: Mapping[str, Any],
         streamed: bool,
         **writes: bool,
     ) -> _Asked[Any]:
-        """What is asked for; ``fields`` makes those of the call that are its prompt."""
+        """What is asked for; ``prompt`` has the fields of the call that are its prompt."""
         present = {name: value for name, value in options.items() if value is not None}
         config = decode_settings(config_of(self), self.generate_kwargs)
         config = decode_settings(config, present if self.is_remote else options)
@@ -365,7 +360,8 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
             by_default = not self.is_remote and detail_of(called.risk_metadata, streamed) == "full"
             logprobs = bool(config.top_logprobs) or by_default
         service, passages = self.service, PassagesOfCall()
-        without_prompt = ChatCall(
+        call = ChatCall(
+            **prompt,
             config=config,
             source=passages,
             logprobs=logprobs,
@@ -376,12 +372,9 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
             timeout=None if self.is_remote else self.timeout,
         )
 
-        def call(edit: Edit = None) -> ChatCall:
-            return replace(without_prompt, **fields(edit))
-
-        start = Start(service, call) if isinstance(service, LocalChat) else None
+        asked = (service, call) if isinstance(service, LocalChat) else None
         writer = Writer(called.risk_metadata, streamed=streamed, **writes)
-        return _Asked(service, call(), writer, Observers(start, passages.node_ids))
+        return _Asked(service, call, writer, Observers(asked, passages.node_ids))
 
 
 @dataclass(frozen=True)

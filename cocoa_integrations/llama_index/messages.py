@@ -5,7 +5,7 @@ messages, with their ``additional_kwargs``, into the next prompt. Agents keep ``
 compact; token counters read ``usage`` from it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -36,15 +36,6 @@ _TEMPLATE_ROLES = {
     MessageRole.MODEL: "assistant",
     MessageRole.FUNCTION: "tool",
 }
-
-
-def edited(messages: Sequence[ChatMessage], edit: Callable[[str], str]) -> list[ChatMessage]:
-    """Copies of the messages with ``edit`` applied to each of their texts, in order."""
-
-    def changed(block: Any) -> Any:
-        return block.model_copy(update={"text": edit(block.text)}) if isinstance(block, TextBlock) else block
-
-    return [message.model_copy(update={"blocks": [*map(changed, message.blocks)]}) for message in messages]
 
 
 def to_entries(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

@@ -28,8 +28,9 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from cocoa_engine import ConfigError
 from cocoa_engine.report import RISK_KEY, RiskReport
-from cocoa_integrations._shared.citations import CITATIONS_KEY, Citation, CitedBy, Citing, citing, with_markers
+from cocoa_integrations._shared.citations import CITATIONS_KEY, MIN_ATTENTION, Citation, with_markers
 from cocoa_integrations._shared.edits import EditedText
+from cocoa_integrations._shared.limits import require_finite
 from cocoa_integrations.llama_index.answers import Answers
 from cocoa_integrations.llama_index.retrieved import add_nodes
 from cocoa_integrations.reports import REPORTS_KEY
@@ -66,17 +67,13 @@ class RiskQueryEngine(BaseQueryEngine):
 
     Args:
         inner: the query engine.
-        context_lift: also measure how much the retrieved nodes changed each span, by feeding the answer again after its
-            prompt without their texts. The entries of ``cocoa_risk["spans"]`` then have ``context_lift`` (of log p, in
-            nats; near 0: not taken from the nodes), ``con_mlds_lift`` and ``f_mlds_lift``. The prompt of a refined
-            answer contains the last nodes only. Costs one forward pass, or two if logits processors were used.
 
     Raises:
         ConfigError: ``inner`` is not a query engine; its ``response_mode`` calls no LLM (``no_text``,
             ``context_only``); or it accumulates answers with streaming or an ``output_cls``.
     """
 
-    def __init__(self, inner: BaseQueryEngine, *, context_lift: bool = False) -> None:
+    def __init__(self, inner: BaseQueryEngine) -> None:
         if not isinstance(inner, BaseQueryEngine):
             raise ConfigError(
                 f"RiskQueryEngine wraps a query engine, not a {type(inner).__name__}; for a chat engine use "
@@ -85,8 +82,7 @@ class RiskQueryEngine(BaseQueryEngine):
         _require_reportable(inner)
         super().__init__(inner.callback_manager)
         self._inner = inner
-        self._context_lift = context_lift
-        self._citing: Citing | None = None
+        self._min_attention: float | None = None  # of citations
 
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         """The nodes that the inner engine retrieves."""
@@ -99,7 +95,7 @@ class RiskQueryEngine(BaseQueryEngine):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
     ) -> RESPONSE_TYPE:
         """The response of the inner engine to given nodes, with its risk."""
-        with (answers := self._collector()):
+        with (answers := Answers(self._min_attention)):
             add_nodes(nodes)
             response = self._inner.synthesize(query_bundle, nodes, additional_source_nodes)
         return self._reported(response, answers)
@@ -111,23 +107,20 @@ class RiskQueryEngine(BaseQueryEngine):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
     ) -> RESPONSE_TYPE:
         """Like :meth:`synthesize`, asynchronously."""
-        with (answers := self._collector()):
+        with (answers := Answers(self._min_attention)):
             add_nodes(nodes)
             response = await self._inner.asynthesize(query_bundle, nodes, additional_source_nodes)
-        return await asyncio.to_thread(self._reported, response, answers)  # lifts and citations feed the answer again
+        return await asyncio.to_thread(self._reported, response, answers)  # citations may feed the answer again
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        with (answers := self._collector()):
+        with (answers := Answers(self._min_attention)):
             response = self._inner.query(query_bundle)
         return self._reported(response, answers)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        with (answers := self._collector()):
+        with (answers := Answers(self._min_attention)):
             response = await self._inner.aquery(query_bundle)
         return await asyncio.to_thread(self._reported, response, answers)
-
-    def _collector(self) -> Answers:
-        return Answers(lift=self._context_lift, cite=self._citing)
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"inner": self._inner}
@@ -152,51 +145,31 @@ class RiskCitationQueryEngine(RiskQueryEngine):
         response.source_nodes[0]  # source 1
 
     ``[n]`` is the n-th of ``source_nodes``, as in LlamaIndex's ``CitationQueryEngine``, where the model writes the
-    markers, and may cite what it did not use. By attention, the source of a part is the node that the model's retrieval
-    heads attend to most while it is written; by lift, the node without which the answer, fed again, gives the part the
-    lowest log p.
+    markers, and may cite what it did not use. The source of a part is the node that the model's retrieval heads attend
+    to most while it is written. A node whose text is not in the prompt as it is, is not cited; a warning is logged.
 
     ``metadata["cocoa_citations"]`` has an entry for each citation with ``source`` (from 1), ``id`` (of the node),
-    ``start``, ``end``, ``text``, ``lift`` (in nats) or ``attention``, and ``spans``. Each entry of
-    ``cocoa_risk["spans"]`` has ``source``, and ``source_lifts`` or ``source_attentions``, by node. All offsets refer to
-    the text with markers. A streamed response has no markers; its citations are in the metadata when the stream has
-    been read to its end.
+    ``start``, ``end``, ``text``, ``attention`` and ``spans``. Each entry of ``cocoa_risk["spans"]`` has ``source``, and
+    ``source_attentions`` by node. All offsets refer to the text with markers. A streamed response has no markers; its
+    citations are in the metadata when the stream has been read to its end.
 
-    A low lift does not mean that no node supports a part. If two nodes say the same, leaving out one of them changes
-    little, and neither may be cited. A high lift shows that the text depends on the node, not that it is true.
-
-    Cost: by attention none, unless an engine made the source nodes of others, as ``CitationQueryEngine`` does: then the
-    answer is fed again. By lift one forward pass over prompt and answer for each node in the prompt, two if logits
-    processors were used.
+    The attention is measured while the answer is written, and costs no forward pass, unless an engine made the source
+    nodes of others, as ``CitationQueryEngine`` does: then the answer is fed again.
 
     Args:
         inner: the query engine.
-        by: what finds the source of a part, ``"attention"`` or ``"lift"``. Attention needs a model whose attention can
-            be seen, and the text of each node in the prompt as it is. Default: attention, and where that is not so lift
-            with a model in this process (a warning is logged); lift if ``min_lift`` alone is given.
-        min_lift: the lowest lift of a cited part, in nats. Default: 1.
-        min_attention: the lowest attention of a part on the node it cites, in [0, 1]. Default: 0.05.
+        min_attention: the lowest attention of a part on the node it cites, in [0, 1].
         markers: whether the text of the response gets the markers, at the end of its sentences and clauses.
-        context_lift: as for :class:`RiskQueryEngine`.
 
     Raises:
-        ConfigError: as for :class:`RiskQueryEngine`, ``by`` is unknown, or a limit is not a finite number. A
-            query raises it if ``by="attention"`` cannot be measured.
+        ConfigError: as for :class:`RiskQueryEngine`, or ``min_attention`` is not a finite number. A query raises it if
+            the attention of a model in this process cannot be measured.
     """
 
-    def __init__(
-        self,
-        inner: BaseQueryEngine,
-        *,
-        by: CitedBy | None = None,
-        min_lift: float | None = None,
-        min_attention: float | None = None,
-        markers: bool = True,
-        context_lift: bool = False,
-    ) -> None:
-        super().__init__(inner, context_lift=context_lift)
-        self._citing = citing(by, min_lift, min_attention)
-        self._markers = markers
+    def __init__(self, inner: BaseQueryEngine, *, min_attention: float = MIN_ATTENTION, markers: bool = True) -> None:
+        super().__init__(inner)
+        require_finite("min_attention", min_attention)
+        self._min_attention, self._markers = min_attention, markers
 
     def _reported(self, response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE:
         response = super()._reported(response, answers)
@@ -249,20 +222,18 @@ class RiskChatEngine(BaseChatEngine):
 
     Args:
         inner: the chat engine.
-        context_lift: also measure how much the retrieved nodes changed each span; see :class:`RiskQueryEngine`.
 
     Raises:
         ConfigError: ``inner`` is not a chat engine.
     """
 
-    def __init__(self, inner: BaseChatEngine, *, context_lift: bool = False) -> None:
+    def __init__(self, inner: BaseChatEngine) -> None:
         if not isinstance(inner, BaseChatEngine):
             raise ConfigError(
                 f"RiskChatEngine wraps a chat engine, not a {type(inner).__name__}; for a query engine use "
                 "RiskQueryEngine."
             )
         self._inner = inner
-        self._context_lift = context_lift
 
     @property
     def chat_history(self) -> list[ChatMessage]:
@@ -277,7 +248,7 @@ class RiskChatEngine(BaseChatEngine):
         self, message: str, chat_history: list[ChatMessage] | None = None, **options: Any
     ) -> AGENT_CHAT_RESPONSE_TYPE:
         """Answer a message; ``options`` are passed to the inner engine."""
-        with (answers := Answers(lift=self._context_lift)):
+        with (answers := Answers()):
             response = self._inner.chat(message, chat_history, **options)
         return _chat_reported(response, answers)
 
@@ -285,7 +256,7 @@ class RiskChatEngine(BaseChatEngine):
         self, message: str, chat_history: list[ChatMessage] | None = None, **options: Any
     ) -> AGENT_CHAT_RESPONSE_TYPE:
         """Like :meth:`chat`, asynchronously."""
-        with (answers := Answers(lift=self._context_lift)):
+        with (answers := Answers()):
             response = await self._inner.achat(message, chat_history, **options)
         return await asyncio.to_thread(_chat_reported, response, answers)
 
@@ -293,7 +264,7 @@ class RiskChatEngine(BaseChatEngine):
         self, message: str, chat_history: list[ChatMessage] | None = None, **options: Any
     ) -> RiskStreamingChatResponse:
         """Like :meth:`chat`, streamed."""
-        with (answers := Answers(lift=self._context_lift)):
+        with (answers := Answers()):
             response = self._inner.stream_chat(message, chat_history, **options)
         return RiskStreamingChatResponse.of(response, answers)
 
@@ -301,7 +272,7 @@ class RiskChatEngine(BaseChatEngine):
         self, message: str, chat_history: list[ChatMessage] | None = None, **options: Any
     ) -> RiskStreamingChatResponse:
         """Like :meth:`chat`, streamed."""
-        with (answers := Answers(lift=self._context_lift)):
+        with (answers := Answers()):
             response = await self._inner.astream_chat(message, chat_history, **options)
         return RiskStreamingChatResponse.of(response, answers)
 

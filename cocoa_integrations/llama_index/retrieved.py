@@ -1,6 +1,5 @@
-"""The nodes that a query retrieved: as the passages of the prompts that are made of them, and their context lift."""
+"""The nodes that a query retrieved: as the passages of the prompts that are made of them."""
 
-import re
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 from typing import Any
@@ -11,10 +10,9 @@ from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.events.retrieval import RetrievalEndEvent
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
-from cocoa_engine import CocoaEngine, ContextLift, Generation, PromptError, context_lift
+from cocoa_engine import CocoaEngine
 from cocoa_integrations._shared.citations import find_in
-from cocoa_integrations._shared.reasoning import spliced
-from cocoa_integrations.llama_index.callbacks import Start, collected_nodes
+from cocoa_integrations.llama_index.callbacks import collected_nodes
 
 _MIN_RUN = 8  # words in common with a node that count as part of it
 
@@ -81,69 +79,8 @@ def watch_retrievals() -> None:
         dispatcher.add_event_handler(_handler)
 
 
-class WithoutNodes:
-    """Removes the texts of nodes, or of the ``only`` one, from the texts of a prompt: each once, as it is quoted again.
-
-    Of a node that a synthesizer has split, the runs of its words are removed, outside the texts of the other nodes.
-    """
-
-    def __init__(self, nodes: Sequence[NodeWithScore], *, only: int | None = None) -> None:
-        contents = {number: node.node.get_content(MetadataMode.NONE).strip() for number, node in enumerate(nodes)}
-        self._waiting = {number: text for number, text in contents.items() if text}
-        # each node with its metadata, and without
-        versions = [(number, nodes[number].node.get_content(MetadataMode.LLM).strip()) for number in self._waiting]
-        # the longest first: it may contain a shorter one
-        versions = [version for version in (*versions, *self._waiting.items()) if version[1]]
-        self._versions = sorted(versions, key=lambda version: len(version[1]), reverse=True)
-        self._only = only
-        self.removed = False
-
-    def __call__(self, text: str) -> str:
-        """The next text of the prompt without the texts of the nodes."""
-        free = text  # with the texts of the nodes blacked out
-        cuts: list[tuple[int, int]] = []
-
-        def cut(start: int, end: int, number: int) -> None:
-            nonlocal free
-            free = free[:start] + "\uffff" * (end - start) + free[end:]  # a character that no text contains
-            cuts.extend([(start, end)] if self._only in (None, number) else [])
-
-        for number, version in self._versions:
-            if number in self._waiting and (start := free.find(version)) >= 0:
-                del self._waiting[number]
-                cut(start, start + len(version), number)
-        for number, content in self._waiting.items():
-            for run in _runs(free, content) if self._only in (None, number) else ():
-                cut(*run, number)
-        self.removed = self.removed or bool(cuts)
-        return spliced(text, [(start, end, "") for start, end in sorted(cuts)])
-
-
-def lift_of(
-    generation: Generation | None, start: Start | None, nodes: Sequence[NodeWithScore], *, only: int | None = None
-) -> list[ContextLift] | None:
-    """The context lift of every span; ``None`` if the prompt has no text of the nodes, or of the ``only`` one."""
-    if start is None or generation is None:
-        return None
-    without = WithoutNodes(nodes, only=only)
-    try:
-        rest = start(without).prompt
-    except PromptError:  # the prompt had no other text
-        return None
-    if not without.removed:
-        return None
-    full = start()
-    return context_lift(start.service.engine, generation, rest, with_context=full.prompt if full.processed else None)
-
-
 def shares_a_run(prompt: str, texts: Sequence[str]) -> bool:
-    """Whether a prompt has a run of at least as many words of one of the texts as :class:`WithoutNodes` removes."""
-    return any(_runs(prompt, text) for text in texts)
-
-
-def _runs(text: str, part: str) -> list[tuple[int, int]]:
-    """The ranges of the runs of words that a text has in common with ``part``."""
-    words = list(re.finditer(r"\S+", text))
-    matcher = SequenceMatcher(None, [word.group() for word in words], part.split(), autojunk=False)
-    long = [block for block in matcher.get_matching_blocks() if block.size >= _MIN_RUN]
-    return [(words[block.a].start(), words[block.a + block.size - 1].end()) for block in long]
+    """Whether a prompt has a run of words of one of the texts, as of a node that a synthesizer has split."""
+    words = prompt.split()
+    matchers = (SequenceMatcher(None, words, text.split(), autojunk=False) for text in texts)
+    return any(block.size >= _MIN_RUN for matcher in matchers for block in matcher.get_matching_blocks())

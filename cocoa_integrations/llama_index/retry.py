@@ -62,7 +62,6 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         mark: how to mark a span: a template of ``{text}`` and ``{value}``, or a function of the text and the entry of
             ``cocoa_risk["spans"]``. The offsets in the report refer to the shown text.
         answer: the text that replaces the answer with ``abstain``.
-        context_lift: as for :class:`RiskQueryEngine`.
         **options: options of ``RetrieverQueryEngine.from_args``, such as ``response_mode``, ``text_qa_template`` and
             ``node_postprocessors``.
 
@@ -87,7 +86,6 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         on_risk: OnRisk = "keep",
         mark: Mark = MARK,
         answer: str = ABSTENTION,
-        context_lift: bool = False,
         **options: Any,
     ) -> None:
         second = retriever if second_retriever is None else second_retriever
@@ -127,7 +125,6 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         )
         super().__init__(options.get("callback_manager"))
         self._retriever, self._second = retriever, second_retriever
-        self._context_lift = context_lift
         self._streaming = bool(options.pop("streaming", False))
         self._options = options
         self._engine(0)  # refuses a response mode without risk
@@ -185,7 +182,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
             retriever = BothRetrievers(retriever, self._second)
         inner = RetrieverQueryEngine.from_args(retriever, llm=llm, **self._options)
         parameters = {"settings": dict(self._plan.steps[number]), "alpha": getattr(llm, "alpha"), "top_k": top_k}  # noqa: B009
-        return RiskQueryEngine(inner, context_lift=self._context_lift), parameters
+        return RiskQueryEngine(inner), parameters
 
 
 def _changes_nothing(llm: CocoaLLM, settings: Mapping[str, Any]) -> bool:

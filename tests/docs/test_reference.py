@@ -22,7 +22,7 @@ from pydantic import BaseModel, TypeAdapter
 import cocoa_engine
 import cocoa_integrations
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
-from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, RiskMiddleware, context_lift
+from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, RiskMiddleware
 from cocoa_integrations.llama_index import CocoaLLM as LlamaCocoa
 from cocoa_integrations.llama_index import RiskRetryQueryEngine
 from cocoa_integrations.ray.settings import RaySettings
@@ -170,9 +170,7 @@ def test_langchain(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]]) -
     message = chat.invoke(QUESTION)
     assert _check(declared, message.additional_kwargs, message.response_metadata) == {"cocoa_risk"}
     message = chat.invoke(f"Dune is by Frank Herbert. {QUESTION}", risk_metadata="full")
-    lifted = context_lift(chat, message, f"Dune is by Frank Herbert. {QUESTION}", QUESTION)
-    for one in (message, lifted):
-        assert _check(declared, one.additional_kwargs, one.response_metadata) == {"cocoa_spans", "cocoa_risk"}
+    assert _check(declared, message.additional_kwargs, message.response_metadata) == {"cocoa_spans", "cocoa_risk"}
     *chunks, last = list(chat.stream(QUESTION))
     assert _check(declared, *(chunk.additional_kwargs for chunk in chunks)) == {"cocoa_spans"}
     assert _check(declared, last.response_metadata) == {"cocoa_risk"}
@@ -218,7 +216,7 @@ def test_llama_index(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]])
     *chunks, last = list(llm.stream_complete(QUESTION))
     assert _check(declared, *(chunk.additional_kwargs for chunk in chunks)) == {"cocoa_spans"}
     assert _check(declared, last.additional_kwargs, last.raw) == {"cocoa_risk"}
-    retrying = RiskRetryQueryEngine(_Fixed(), llm, threshold=0.0, max_tries=2, context_lift=True)
+    retrying = RiskRetryQueryEngine(_Fixed(), llm, threshold=0.0, max_tries=2)
     metadata = retrying.query(QUESTION).metadata
     assert len(metadata["cocoa_tries"]) == 2
     assert _check(declared, metadata) == {"cocoa_risk", "cocoa_reports", "cocoa_tries"}

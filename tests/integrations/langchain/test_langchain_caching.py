@@ -157,7 +157,7 @@ def test_conversations_that_share_an_answer_have_the_same_prompt(conversations: 
         patched.setattr(ChatCocoa, "_generate", lambda *_, **__: ChatResult(generations=[ChatGeneration(message=SAID)]))
         chat.invoke(one)
         chat.invoke(other, **settings)
-    if length != 3 or chat.prompt_ids(one) != chat.prompt_ids(other):
+    if length != 3 or chat.prompt_text(one) != chat.prompt_text(other):
         assert len(cache.kept) == 2
     elif one == other:
         assert len(cache.kept) == 1

@@ -1,7 +1,6 @@
-"""Chains of retries, gates, citations and lifts, and whatever LangChain puts around a model, in any order."""
+"""Chains of retries, gates and citations, and whatever LangChain puts around a model, in any order."""
 
 import asyncio
-import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import permutations
@@ -17,7 +16,7 @@ from langchain_core.documents import Document
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import (
     ConfigurableField,
     Runnable,
@@ -35,16 +34,14 @@ from cocoa_integrations._shared.citations import Citation
 from cocoa_integrations.langchain import (
     ChatCocoa,
     CocoaLLM,
-    context_lift,
     get_risk,
     get_spans,
     risk_gate,
     with_citations,
-    with_context_lift,
     with_risk_retry,
 )
 from cocoa_integrations.langchain.composed import called_model
-from tests.helpers.alike import near
+from tests.helpers.alike import close, near
 from tests.helpers.reasoning_models import HYBRID, PLAIN, reasoning_engine, saying
 from tests.helpers.reports import stand_in, to_dicts, without_markers
 from tests.helpers.rivals import heads_file, heads_of
@@ -62,7 +59,7 @@ def look_up(word: bool) -> str:
 
 
 def test_without_markers_and_options_of_a_call(quick_chat: ChatCocoa) -> None:
-    chain = with_citations(PROMPT, quick_chat, min_lift=0.0, markers=False)
+    chain = with_citations(PROMPT, quick_chat, min_attention=0.0, markers=False)
     message = chain.invoke(VALUES, max_tokens=4)
     filled = PROMPT.invoke({**VALUES, "context": "\n\n".join(one.page_content for one in DOCUMENTS)})
     assert message.text == quick_chat.invoke(filled, max_tokens=4).text
@@ -70,6 +67,8 @@ def test_without_markers_and_options_of_a_call(quick_chat: ChatCocoa) -> None:
     nothing = with_citations(PROMPT, quick_chat).invoke({**VALUES, "context": []})
     assert nothing.response_metadata["cocoa_citations"] == []
     assert isinstance((chain | StrOutputParser()).invoke(VALUES), str)
+    with pytest.raises(ConfigError, match="did you mean 'alpha'"):
+        chain.invoke(VALUES, alfa=1.0)
 
 
 @pytest.mark.parametrize("detail", ["full", "compact"])
@@ -77,7 +76,7 @@ def test_the_reasoning_is_not_cited(detail: str) -> None:
     engine = reasoning_engine(PLAIN)
     chat = ChatCocoa(engine=engine, risk_metadata=detail, **saying(engine, "<think>red\nloaf</think>\n\nThe red one."))
     plain = chat.invoke(PROMPT.invoke({**VALUES, "context": "x"}))
-    message = with_citations(PROMPT, chat, min_lift=-100.0).invoke(VALUES)
+    message = with_citations(PROMPT, chat, min_attention=0.0).invoke(VALUES)
     citations, spans = message.response_metadata["cocoa_citations"], to_dicts(get_spans(message))
     TypeAdapter(list[Citation]).validate_python(citations)
     assert plain.text == "The red one."
@@ -91,7 +90,7 @@ def test_the_reasoning_is_not_cited(detail: str) -> None:
     assert stand_in(generated, spans)
     reasoning = [span for span in spans if span["part"] == "reasoning"]
     assert reasoning
-    assert all(span["source"] is None and len(span["source_lifts"]) == 3 for span in reasoning)
+    assert all(span["source"] is None and len(span["source_attentions"]) == 3 for span in reasoning)
 
 
 @pytest.fixture
@@ -102,11 +101,12 @@ def seeing_chat(quick_engine: CocoaEngine, tmp_path: Path) -> ChatCocoa:
     return ChatCocoa(engine=quick_engine, max_tokens=12, risk_metadata="full", decore_heads=heads)
 
 
-def test_documents_that_the_prompt_changes_are_not_cited_by_attention(seeing_chat: ChatCocoa) -> None:
+def test_documents_that_the_prompt_changes_are_not_cited(
+    seeing_chat: ChatCocoa, caplog: pytest.LogCaptureFixture
+) -> None:
     chain = with_citations(
         PROMPT,
         seeing_chat,
-        by="attention",
         min_attention=0.0,
         format_documents=lambda documents: f"{documents[0].page_content.upper()}; {documents[1].page_content}",
     )
@@ -116,6 +116,7 @@ def test_documents_that_the_prompt_changes_are_not_cited_by_attention(seeing_cha
         assert (first, third) == (None, None)
         assert second > 0
     assert {one["source"] for one in message.response_metadata["cocoa_citations"]} == {2}
+    assert caplog.text.count("some sources are not cited, because the prompt does not have") == 1
 
 
 @pytest.mark.parametrize("detail", ["full", "compact"])
@@ -141,18 +142,15 @@ async def test_retries_and_streams_name_their_passages(detail: Any, seeing_chat:
         chat.invoke("it rains", source=["it snows"])
 
 
-@pytest.mark.parametrize("by", [None, "attention"])
-def test_the_documents_take_the_place_of_other_sources(by: Any, quick_chat: ChatCocoa) -> None:
+def test_the_documents_take_the_place_of_other_sources(quick_chat: ChatCocoa) -> None:
     chat = quick_chat.model_copy(update={"source": ["Who"]})
     for format_documents, count in ((len, 0), (lambda documents: DOCUMENTS[0].page_content, 1)):
-        chain = with_citations(PROMPT, chat, by=by, min_attention=0.0, format_documents=format_documents)
+        chain = with_citations(PROMPT, chat, min_attention=0.0, format_documents=format_documents)
         for span in to_dicts(get_spans(chain.invoke(VALUES))):
-            values = span.get("source_attentions") or span["source_lifts"]
-            assert len(values) == 3
-            assert by is None or sum(value is not None for value in values) == count
+            assert len(span["source_attentions"]) == 3
+            assert sum(value is not None for value in span["source_attentions"]) == count
 
 
-@pytest.mark.parametrize("make", [with_citations, with_context_lift])
 @pytest.mark.parametrize(
     "options",
     [
@@ -162,29 +160,26 @@ def test_the_documents_take_the_place_of_other_sources(by: Any, quick_chat: Chat
         {"continue_final_message": True},
     ],
 )
-def test_the_lift_is_of_the_prompt_that_was_answered(
-    make: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_documents_are_searched_for_in_the_prompt_that_is_answered(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = reasoning_engine(HYBRID)
     chat = ChatCocoa(engine=engine, **saying(engine, "It is red."))
-    prompts: list[str] = []
-    encoded = engine_module.chat_ids
+    answered, searched = list[str](), list[str]()
+    encoded, rendered = engine_module.chat_ids, ChatCocoa.prompt_text
     begun = [("ai", "It")] if "continue_final_message" in options else []
 
     def kept(*args: Any) -> tuple[str, list[int]]:
         text, token_ids = encoded(*args)
-        prompts.append(text)
+        answered.append(text)
         return text, token_ids
 
     monkeypatch.setattr(engine_module, "chat_ids", kept)
+    monkeypatch.setattr(ChatCocoa, "prompt_text", lambda *args: searched.append(text := rendered(*args)) or text)
     prompt = ChatPromptTemplate.from_messages([("user", "{context} {question}"), *begun])
-    values = {**VALUES, "context": DOCUMENTS if make is with_citations else "the red one"}
-    chain = with_citations(prompt, chat, by="lift") if make is with_citations else make(prompt, chat)
-    chain.invoke(values, **options)
-    answered, full, *bare = prompts
-    assert full == answered
-    assert bare
-    assert answered not in bare
+    with_citations(prompt, chat).invoke(VALUES, **options)
+    assert searched == answered
+    assert len(answered) == 1
 
 
 def test_answers_with_other_passages_are_not_taken_from_a_cache(seeing_chat: ChatCocoa) -> None:
@@ -193,103 +188,17 @@ def test_answers_with_other_passages_are_not_taken_from_a_cache(seeing_chat: Cha
     assert len(to_dicts(get_spans(cached.invoke("it rains", source=["rains"])))[0]["passage_attention"]) == 1
 
 
-PASSAGE = "The lighthouse of Hvalnes was built by the engineer Marta Lindqvist in 1911."
-ASKED = "Who built the lighthouse of Hvalnes?"
-GROUNDED = ChatPromptTemplate.from_template("Context: {context}\n\nQuestion: {question}")
-KEYS = ("context_lift", "con_mlds_lift", "f_mlds_lift")
-
-
-@pytest.fixture(scope="module")
-def long_chat(engine: CocoaEngine) -> ChatCocoa:
-    return ChatCocoa(engine=engine, max_tokens=24, risk_metadata="full")
-
-
-@pytest.fixture(scope="module")
-def grounded(long_chat: ChatCocoa) -> AIMessage:
-    return with_context_lift(GROUNDED, long_chat).invoke({"context": PASSAGE, "question": ASKED})
-
-
-def lifts_of(message: AIMessage) -> list[float]:
-    """0 for spans without a token of their own."""
-    return [span["context_lift"] or 0.0 for span in to_dicts(get_spans(message))]
-
-
-def assert_same_lifts(a: AIMessage, b: AIMessage) -> None:
-    """A prompt that was read before changes the last digits."""
-    assert a.content == b.content
-    assert lifts_of(a) == pytest.approx(lifts_of(b), abs=1e-3)
-
-
-def test_figures_are_those_of_plain_scores(grounded: AIMessage, long_chat: ChatCocoa, engine: CocoaEngine) -> None:
-    spans = to_dicts(get_spans(grounded))
-    assert len(spans) > 1
-    assert "".join(span["text"] for span in spans) == grounded.content
-    full, bare = (
-        engine.score(
-            engine.encode_chat([{"role": "user", "content": f"Context: {context}\n\nQuestion: {ASKED}"}]),
-            str(grounded.content),
-        ).spans[0]
-        for context in (PASSAGE, "")
-    )
-    assert sum(span["context_lift"] for span in spans) == pytest.approx(full.log_prob - bare.log_prob, abs=1e-2)
-    assert max(span["context_lift"] for span in spans) > 5
-    assert [[span[key] for key in KEYS] for span in get_risk(grounded).to_dict()["spans"]] == [
-        [span[key] for key in KEYS] for span in spans
-    ]
-    assert all(isinstance(span[key], float) for span in spans for key in KEYS)
-    assert json.loads(grounded.model_dump_json())["additional_kwargs"]["cocoa_spans"] == spans
-
-
-def test_of_a_message_and_of_summed_chunks(quick_chat: ChatCocoa) -> None:
-    full, bare = f"{PASSAGE}\n{ASKED}", [HumanMessage(ASKED)]
-    message = quick_chat.invoke(full)
-    before = message.model_copy(deep=True)
-    found = context_lift(quick_chat, message, full, bare)
-    assert message == before
-    assert found.content == message.content
-    assert all(key in span for span in to_dicts(get_spans(found)) for key in KEYS)
-    assert max(map(abs, lifts_of(found))) > 0.1
-    chunks = list(quick_chat.stream(full))
-    whole = chunks[0]
-    for chunk in chunks[1:]:
-        whole += chunk
-    assert_same_lifts(context_lift(quick_chat, whole, full, bare), found)
-    assert lifts_of(context_lift(quick_chat, message, full, full)) == near([0] * len(lifts_of(found)))
-
-
 async def test_in_a_chain(quick_chat: ChatCocoa) -> None:
-    retriever = RunnableLambda(lambda _: [Document(PASSAGE)])
-    joined = retriever | (lambda documents: "\n\n".join(document.page_content for document in documents))
-    chain = {"context": joined, "question": RunnablePassthrough()} | with_context_lift(GROUNDED, quick_chat)
-    expected = chain.invoke(ASKED)
-    assert "context_lift" in to_dicts(get_spans(expected))[0]
-    assert_same_lifts(await chain.ainvoke(ASKED), expected)
-    (streamed,) = chain.stream(ASKED)
-    assert_same_lifts(streamed, expected)
-
-
-async def test_options_of_a_call_are_the_models(quick_chat: ChatCocoa) -> None:
-    chain = with_context_lift(GROUNDED, quick_chat)
-    values = {"context": PASSAGE, "question": ASKED}
-    options: dict[str, Any] = {"max_tokens": 3, "span_log_prob": "mean"}
-    short = chain.invoke(values, **options)
-    assert short.usage_metadata is not None
-    assert short.usage_metadata["output_tokens"] == 3
-    expected = with_context_lift(GROUNDED, quick_chat.model_copy(update={"max_new_tokens": 3, "span_log_prob": "mean"}))
-    assert_same_lifts(short, expected.invoke(values))
-    assert_same_lifts(await chain.ainvoke(values, **options), short)
-    with pytest.raises(ConfigError, match="did you mean 'alpha'"):
-        chain.invoke(values, alfa=1.0)
-
-
-def test_context_as_messages(quick_chat: ChatCocoa) -> None:
-    prompt = ChatPromptTemplate.from_messages([MessagesPlaceholder("notes"), ("user", "{context}{question}")])
-    chain = with_context_lift(prompt, quick_chat, context=["notes"], empty=[])
-    values: dict[str, Any] = {"notes": [HumanMessage(PASSAGE)], "context": "", "question": ASKED}
-    found = chain.invoke(values)
-    message = quick_chat.invoke(prompt.invoke(values))
-    plain = context_lift(quick_chat, message, [HumanMessage(PASSAGE), HumanMessage(ASKED)], ASKED)
-    assert_same_lifts(found, plain)
+    retriever = RunnableLambda(lambda _: DOCUMENTS)
+    chain = {"context": retriever, "question": RunnablePassthrough()} | with_citations(
+        PROMPT, quick_chat, min_attention=0.0
+    )
+    expected = chain.invoke("Who is it?")
+    assert expected.response_metadata["cocoa_citations"]
+    (streamed,) = chain.stream("Who is it?")
+    for message in (await chain.ainvoke("Who is it?"), streamed):
+        assert message.content == expected.content
+        assert close(message.response_metadata["cocoa_citations"], expected.response_metadata["cocoa_citations"])
 
 
 def test_bad_input(quick_chat: ChatCocoa) -> None:
@@ -298,14 +207,10 @@ def test_bad_input(quick_chat: ChatCocoa) -> None:
             with_citations(PROMPT, quick_chat).invoke({**VALUES, "context": documents})
     with pytest.raises(ConfigError, match="takes a ChatCocoa"):
         with_citations(PROMPT, StrOutputParser())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="takes a ChatCocoa in this process, not a FakeListChatModel"):
-        with_context_lift(GROUNDED, FakeListChatModel(responses=["a"]))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="measured with a ChatCocoa"):
-        context_lift(FakeListChatModel(responses=["a"]), AIMessage("a"), "b", "c")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="the input has no context"):
-        with_context_lift(GROUNDED, quick_chat).invoke({"question": "?"})
+    with pytest.raises(ConfigError, match="takes a ChatCocoa, not a FakeListChatModel"):
+        with_citations(PROMPT, FakeListChatModel(responses=["a"]))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="has no risk report"):
-        context_lift(quick_chat, AIMessage("a"), "b", "c")
+        with_citations(PROMPT, quick_chat).invoke({**VALUES, "answer": AIMessage("a")})
 
 
 class Answer(BaseModel):
@@ -493,7 +398,6 @@ async def test_text_models_with_risk(steps: list[str], door: Door) -> None:
 
 CHAINS: dict[str, Any] = {
     "with_citations": lambda chat: with_citations(PROMPT, chat),
-    "with_context_lift": lambda chat: with_context_lift(PROMPT, chat),
     "with_risk_retry": lambda chat: with_risk_retry(
         RunnableLambda(lambda question: DOCUMENTS), PROMPT, chat, threshold=0.0, max_tries=2, top_k_growth=1
     ),
@@ -578,7 +482,9 @@ async def test_a_retried_answer_is_cited_and_marked_in_any_order(how: str, quick
         assert len(message.response_metadata["cocoa_tries"]) == 2
 
 
-def test_an_answer_whose_passages_are_not_known_is_cited_by_lift(quick_chat: ChatCocoa) -> None:
+def test_an_answer_whose_passages_are_not_known_is_not_cited(
+    quick_chat: ChatCocoa, caplog: pytest.LogCaptureFixture
+) -> None:
     """The retry names its passages only where all are in the prompt."""
 
     def shouted(documents: Sequence[Document]) -> str:
@@ -593,14 +499,16 @@ def test_an_answer_whose_passages_are_not_known_is_cited_by_lift(quick_chat: Cha
         format_documents=shouted,
         return_documents=True,
     )
-    message = (retry | with_citations(PROMPT, quick_chat, format_documents=shouted)).invoke(
-        VALUES["question"], max_tokens=8
-    )
-    assert all(len(span["source_lifts"]) == 3 for span in get_risk(message).to_dict()["spans"])
-    asked = (retry | with_citations(PROMPT, quick_chat, format_documents=shouted, by="attention")).invoke(
-        VALUES["question"]
-    )
-    assert asked.response_metadata["cocoa_citations"] == []
+    shown = [(retry | with_citations(PROMPT, quick_chat, format_documents=shouted)).invoke(VALUES["question"])]
+    filled = PROMPT.invoke({**VALUES, "context": "\n\n".join(one.page_content for one in DOCUMENTS)})
+    answer = quick_chat.invoke(filled, source=["the red one"])  # written with other passages
+    shown.append(with_citations(PROMPT, quick_chat).invoke({**VALUES, "answer": answer}))
+    for message in shown:
+        assert message.response_metadata["cocoa_citations"] == []
+        assert all(span["source_attentions"] == [None] * 3 for span in get_risk(message).to_dict()["spans"])
+    assert caplog.text.count("some sources are not cited, because the prompt does not have") == 2
+    with pytest.raises(ConfigError, match="has no attention on the documents: it was not asked for with them"):
+        with_citations(PROMPT, quick_chat).invoke({**VALUES, "answer": quick_chat.invoke(filled)})
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
@@ -656,8 +564,8 @@ def test_a_retry_goes_on_after_a_gate_that_raised(quick_chat: ChatCocoa) -> None
 @pytest.mark.parametrize("action", ["mark", "abstain"])
 async def test_a_gate_inside_of_citations(action: Any, quick_chat: ChatCocoa) -> None:
     gate = risk_gate(0.0, on_risk=action, mark="<{text}>")
-    inside = with_citations(PROMPT, quick_chat | gate, min_lift=0.0)  # type: ignore[arg-type]
-    outside = with_citations(PROMPT, quick_chat, min_lift=0.0) | gate
+    inside = with_citations(PROMPT, quick_chat | gate, min_attention=0.0)  # type: ignore[arg-type]
+    outside = with_citations(PROMPT, quick_chat, min_attention=0.0) | gate
     assert inside.invoke(VALUES).text == (await outside.ainvoke(VALUES)).text == (await inside.ainvoke(VALUES)).text
     with pytest.raises(HallucinationRiskError):
         with_citations(PROMPT, quick_chat | risk_gate(0.0)).invoke(VALUES)  # type: ignore[arg-type]

@@ -413,7 +413,7 @@ def streamed(spans: list[tuple[str, float]]) -> list[Any]:
 
 def stepped(answer: Any, step: tuple[Any, ...], values: list[list[float | None]]) -> Any:
     if step[0] == "cite":
-        return cited(answer, values[: len(to_dicts(get_spans(answer)))], DOCUMENTS, lowest=1.0, by="lift")
+        return cited(answer, values[: len(to_dicts(get_spans(answer)))], DOCUMENTS, min_attention=1.0)
     if step[0] == "abstain":
         return risk_gate(0.9, on_risk="abstain", answer=2 * REDACTED).invoke(answer)
     _, mark, unit, threshold = step

@@ -57,8 +57,7 @@ from cocoa_integrations.llama_index import (
 )
 from cocoa_integrations.llama_index.answers import joined, parts_of
 from cocoa_integrations.llama_index.callbacks import Collected, Observers
-from cocoa_integrations.llama_index.retrieved import WithoutNodes, by_source_node
-from tests.helpers.alike import near
+from cocoa_integrations.llama_index.retrieved import by_source_node
 from tests.helpers.edited_answers import (
     MARKS,
     REDACTED,
@@ -72,7 +71,6 @@ from tests.helpers.edited_answers import (
 from tests.helpers.llama_index_helpers import Finds, Listener, answered
 from tests.helpers.made_up_answers import generation
 from tests.helpers.paths import CORPUS
-from tests.helpers.reasoning_models import saying
 from tests.helpers.reports import stand_in, to_dicts, without_markers
 
 BUILT = "Who built the lighthouse, and in which year?"
@@ -119,7 +117,6 @@ async def test_query_engine(how: str, streaming: bool, llm: CocoaLLM, retriever:
     assert len(response.metadata["cocoa_risk"]["spans"]) > 1
     assert "lighthouse" in response.source_nodes[0].text
     assert response.source_nodes[0].node_id in response.metadata  # LlamaIndex's own: the metadata of each node
-    assert "context_lift" not in response.metadata["cocoa_risk"]["spans"][0]
 
 
 @pytest.mark.also_remote
@@ -222,7 +219,7 @@ async def test_an_answer_without_a_report_is_kept(llm: CocoaLLM, retriever: BM25
     ],
 )
 async def test_chat_engine(kind: type[Any], how: str, llm: CocoaLLM, retriever: BM25Retriever) -> None:
-    engine = RiskChatEngine(kind.from_defaults(retriever=retriever, llm=llm), context_lift=True)
+    engine = RiskChatEngine(kind.from_defaults(retriever=retriever, llm=llm))
     texts = []
     for number, question in enumerate((BUILT, "How high is it?")):
         text, response = await answered(engine, how, question)
@@ -231,7 +228,6 @@ async def test_chat_engine(kind: type[Any], how: str, llm: CocoaLLM, retriever: 
         # CondensePlusContext first asks the model to rewrite the second question
         assert len(metadata["cocoa_reports"]) == (2 if kind is CondensePlusContextChatEngine and number else 1)
         assert len(response.source_nodes) == 2
-        assert all(isinstance(span["context_lift"], float) for span in metadata["cocoa_risk"]["spans"])
         texts.append(text.strip())
     assert [message.content for message in engine.chat_history][1::2] == texts
     assert all("cocoa" not in message.model_dump_json() for message in engine.chat_history)
@@ -244,66 +240,12 @@ async def test_a_chat_stream_keeps_the_citations_of_its_query_engine(
     how: str, llm: CocoaLLM, retriever: BM25Retriever
 ) -> None:
     inner = RetrieverQueryEngine.from_args(retriever, llm=llm, streaming=True)
-    cited = RiskCitationQueryEngine(inner, by="attention", min_attention=0.0)
+    cited = RiskCitationQueryEngine(inner, min_attention=0.0)
     chat = RiskChatEngine(CondenseQuestionChatEngine.from_defaults(query_engine=cited, llm=MockLLM()))
     text, response = await answered(chat, how, BUILT)
     citations = response.metadata["cocoa_citations"]
     assert citations == response.sources[0].raw_output.metadata["cocoa_citations"] != []
     assert all(text[one["start"] : one["end"]] == one["text"] for one in citations)
-
-
-async def test_context_lift(engine: CocoaEngine, retriever: BM25Retriever) -> None:
-    """What the answer takes from its sources is lifted; the figures are those of plain scores."""
-    said = "The lighthouse was built by Ingrid Solheim, and penguins like jazz."
-    ids = engine.encode(said, add_special_tokens=False)
-    options = {**saying(engine, said, every=len(ids)), "max_new_tokens": len(ids)}
-    scripted = CocoaLLM(engine=engine, generate_kwargs={"logits_processor": options.pop("logits_processor")}, **options)
-    template = PromptTemplate("Context: {context_str}\nQuestion: {query_str}\nAnswer:")
-    for how, streaming in (("query", False), ("aquery", True)):
-        inner = RetrieverQueryEngine.from_args(retriever, llm=scripted, streaming=streaming, text_qa_template=template)
-        text, response = await answered(RiskQueryEngine(inner, context_lift=True), how, BUILT)
-        assert text == said
-        (span,) = response.metadata["cocoa_risk"]["spans"]
-        context = "\n\n".join(node.get_content("llm").strip() for node in response.source_nodes)
-        full, bare = (
-            engine.score(
-                engine.encode_chat([{"role": "user", "content": f"Context: {given}\nQuestion: {BUILT}\nAnswer:"}]), ids
-            ).spans[0]
-            for given in (context, "\n\n")
-        )
-        assert span["context_lift"] == pytest.approx(full.log_prob - bare.log_prob, abs=1e-2)
-        assert span["f_mlds_lift"] == near(full.f_mlds - bare.f_mlds)
-        assert span["con_mlds_lift"] == near(full.con_mlds - bare.con_mlds)
-
-
-def test_no_lift_where_no_node_is_in_the_prompt(llm: CocoaLLM, retriever: BM25Retriever) -> None:
-    template = PromptTemplate("Question: {query_str}\nAnswer:")
-    inner = RetrieverQueryEngine.from_args(retriever, llm=llm, text_qa_template=template)
-    with pytest.warns(MissingRiskWarning, match="contains no text of the source nodes"):
-        response = RiskQueryEngine(inner, context_lift=True).query(BUILT)
-    assert "context_lift" not in response.metadata["cocoa_risk"]["spans"][0]  # type: ignore[index]
-
-
-def test_nodes_are_cut_out_of_a_prompt() -> None:
-    long = "one two three four five six seven eight nine ten eleven twelve"
-    found = [
-        NodeWithScore(node=TextNode(text="The tower is red.")),
-        NodeWithScore(node=TextNode(text="The tower is red. It is old.", metadata={"file": "a.md"})),
-        NodeWithScore(node=TextNode(text=long)),
-        NodeWithScore(node=TextNode(text="   ")),
-    ]
-    without = WithoutNodes(found)
-    assert without("No context here.") == "No context here."
-    assert not without.removed
-    prompt = "file: a.md\n\nThe tower is red. It is old.\n\nThe tower is red.\n\nWhy is it so: The tower is red."
-    assert without(prompt) == "\n\n\n\nWhy is it so: The tower is red."
-    assert without.removed
-    assert without("The tower is red.") == "The tower is red."  # a later turn that quotes it
-    assert without(f"begin\n{long[:48]}\n-- the rest is elsewhere") == "begin\n\n-- the rest is elsewhere"
-    assert without("one two three four") == "one two three four"
-    child, parent = (WithoutNodes(found, only=number) for number in range(2))
-    assert parent(prompt) == "\n\nThe tower is red.\n\nWhy is it so: The tower is red."
-    assert child("The tower is red. It is old.\n\n The tower is red.") == "The tower is red. It is old.\n\n "
 
 
 @pytest.mark.also_remote
@@ -391,9 +333,9 @@ def test_nodes_of_another_engine_are_attended_to_in_a_pass_of_the_answer_alone(
     assert fed_again.cached_tokens == fed_again.prompt_tokens - 1 == answered.prompt_tokens - 1
 
 
-def test_of_accumulated_answers(chat: CocoaLLM) -> None:
+def test_of_accumulated_answers(chat: CocoaLLM, caplog: pytest.LogCaptureFixture) -> None:
     """An answer cites only nodes of its own prompt."""
-    engine = RiskCitationQueryEngine(over_tower(chat, response_mode=ResponseMode.ACCUMULATE), min_lift=0.0)
+    engine = RiskCitationQueryEngine(over_tower(chat, response_mode=ResponseMode.ACCUMULATE), min_attention=0.0)
     response = engine.query(QUESTION)
     report = response.metadata["cocoa_risk"]  # type: ignore[index]
     assert stand_in(str(response), report["spans"])
@@ -403,16 +345,17 @@ def test_of_accumulated_answers(chat: CocoaLLM) -> None:
         inside = [span for span in report["spans"] if part["start"] <= span["start"] and span["end"] <= part["end"]]
         assert inside
         for span in inside:
-            assert [lift is not None for lift in span["source_lifts"]] == [node == number for node in range(3)]
+            assert [value is not None for value in span["source_attentions"]] == [node == number for node in range(3)]
             assert span["source"] in (None, number + 1)
+    assert "not cited" not in caplog.text
 
 
 def test_streams_and_texts_without_markers(chat: CocoaLLM) -> None:
     plain = str(RiskQueryEngine(over_tower(chat)).query(QUESTION))
-    stream = RiskCitationQueryEngine(over_tower(chat, streaming=True), min_lift=0.0).query(QUESTION)
+    stream = RiskCitationQueryEngine(over_tower(chat, streaming=True), min_attention=0.0).query(QUESTION)
     assert isinstance(stream, StreamingResponse)
     assert "".join(stream.response_gen) == plain
-    unmarked = RiskCitationQueryEngine(over_tower(chat), min_lift=0.0, markers=False).query(QUESTION)
+    unmarked = RiskCitationQueryEngine(over_tower(chat), min_attention=0.0, markers=False).query(QUESTION)
     assert str(unmarked) == plain
     assert unmarked.metadata["cocoa_citations"] == stream.metadata["cocoa_citations"] != []  # type: ignore[index]
     assert stand_in(plain, unmarked.metadata["cocoa_citations"])  # type: ignore[index]
@@ -617,7 +560,7 @@ class Told(CustomLLM):
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         told: Any = SimpleNamespace(report=RiskReport.of(answer), generation=answer)
-        Observers(lambda edit=None: pytest.fail("no prompt is repeated")).answer_complete(told)
+        Observers().answer_complete(told)
         return CompletionResponse(text=answer.text)
 
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
@@ -656,7 +599,7 @@ def marking(mark: Any, threshold: float) -> Callable[[BaseQueryEngine], BaseQuer
 
 STEPS: dict[str, Callable[[BaseQueryEngine], BaseQueryEngine]] = {
     "report": RiskQueryEngine,
-    "cite": lambda inner: RiskCitationQueryEngine(inner, min_lift=1.0),
+    "cite": lambda inner: RiskCitationQueryEngine(inner, min_attention=1.0),
     "mark": marking(MARKS[0], 0.3),
     "mark more": marking(MARKS[1], 0.5),
     "redact": marking(redact, 0.8),
@@ -702,7 +645,7 @@ class Stripping(Changing):
 @pytest.mark.filterwarnings("ignore::cocoa_integrations.llama_index.MissingRiskWarning")
 def test_offsets_follow_any_engines(mode: Any, spans: Any, values: Any, steps: Any, strip: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answers, "_lift_by_node", lambda part, nodes: [values[number] for number in part.numbers])
+        patch.setattr(answers, "_attention_by_node", lambda part, nodes: ([values[n] for n in part.numbers], True))
         plain = asked(mode, spans, [], strip=strip)
         response = asked(mode, spans, steps, strip=strip)
     report, before = response.metadata["cocoa_risk"], plain.metadata["cocoa_risk"]
@@ -732,7 +675,7 @@ def test_offsets_follow_any_engines(mode: Any, spans: Any, values: Any, steps: A
 async def test_a_chat_keeps_what_engines_inside_it_wrote(
     how: str, steps: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "_lift_by_node", lambda part, nodes: [[None], [None], [2.0], [None]])
+    monkeypatch.setattr(answers, "_attention_by_node", lambda part, nodes: ([[None], [None], [2.0], [None]], True))
     told = generation(("The tower", 0.1), (" is", 0.2), (" old", 0.9), (".", 0.1))
     inner = built(RetrieverQueryEngine.from_args(Finds(*TEXTS), llm=Told([told])), steps)
     chat = RiskChatEngine(CondenseQuestionChatEngine.from_defaults(query_engine=inner, llm=MockLLM()))
@@ -755,7 +698,7 @@ async def test_a_chat_keeps_what_engines_inside_it_wrote(
 def test_answers_in_one_text_change_as_they_do_alone(spans: Any, values: Any, steps: Any) -> None:
     """No marker of an answer stands in another one, or behind what separates them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answers, "_lift_by_node", lambda part, nodes: [values[number] for number in part.numbers])
+        patch.setattr(answers, "_attention_by_node", lambda part, nodes: ([values[n] for n in part.numbers], True))
         together = asked(ResponseMode.ACCUMULATE, spans, steps, strip=False)
         alone = [asked(ResponseMode.COMPACT, [of_one], steps, strip=False) for of_one in spans]
     if together.metadata["cocoa_risk"] is None or any(one.metadata["cocoa_risk"] is None for one in alone):

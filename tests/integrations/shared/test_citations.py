@@ -1,4 +1,4 @@
-"""Citations by measurement, by both adapters: each source left out of the prompt in turn, or the attention to it."""
+"""Citations by the attention to each source, by both adapters."""
 
 import asyncio
 from pathlib import Path
@@ -125,101 +125,67 @@ def check(shown: Cited, plain: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.1}])
 @pytest.mark.parametrize("how", OF_LANGCHAIN + OF_LLAMA_INDEX)
-async def test_citations(how: str, options: dict[str, Any], quick: CocoaEngine) -> None:
-    model = {"generate_kwargs": options} if how in OF_LLAMA_INDEX else options
-    shown = await cited(quick, how, model=model, min_lift=0.0)
-    plain = quick.chat(asked(), max_new_tokens=12, **options)
+async def test_citations(how: str, options: dict[str, Any], quick: CocoaEngine, tmp_path: Path) -> None:
+    known = {"decore_heads": heads(quick, tmp_path)}
+    model = {**known, "generate_kwargs": options} if how in OF_LLAMA_INDEX else {**known, **options}
+    shown = await cited(quick, how, model=model, min_attention=0.0)
+    plain = quick.chat(asked(), max_new_tokens=12, source=TEXTS, **known, **options)
     check(shown, plain.text)
     spans = shown.report["spans"]
     assert [span["text"] for span in spans] == [span.text for span in plain.spans]
     assert shown.report["max_risk"] == near(RiskReport.of(plain).max_risk)
-    # the lifts are those of plain scores of the answer after the prompts
-    without, said = [tuple("" if text == out else text for text in TEXTS) for out in TEXTS], plain.token_ids
-    if how in OF_LANGCHAIN:
-        without, said = [tuple(filter(None, texts)) for texts in without], plain.text  # messages have no tokens
-    full, *bare = [quick.score(quick.encode_chat(asked(texts)), said).spans[0].log_prob for texts in (TEXTS, *without)]
-    for number in range(3):
-        total = sum(span["source_lifts"][number] or 0.0 for span in spans)
-        assert total == pytest.approx(full - bare[number], abs=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", OF_LANGCHAIN + OF_LLAMA_INDEX)
-async def test_citations_by_attention(how: str, quick: CocoaEngine, tmp_path: Path) -> None:
-    model = {"decore_heads": heads(quick, tmp_path)}
-    shown = await cited(quick, how, model=model, by="attention", min_attention=0.0)
-    plain = quick.chat(asked(), max_new_tokens=12, source=TEXTS, **model)
-    check(shown, plain.text)
-    spans = shown.report["spans"]
-    assert [span["text"] for span in spans] == [span.text for span in plain.spans]
     for span, own in zip(spans, plain.spans, strict=True):
         assert span["source_attentions"] == near(own.passage_attention)
         assert span["source_attention"] == near(own.source_attention)
         assert 0 < own.source_attention <= 1
         assert sum(own.passage_attention) <= own.source_attention + 1e-5
-        assert "source_lifts" not in span
     for citation in shown.citations:
         values = [spans[number]["source_attentions"][citation["source"] - 1] for number in citation["spans"]]
         assert min(values) <= citation["attention"] <= max(values)
-    none = await cited(quick, how, model=model, by="attention", min_attention=1.0)
+    none = await cited(quick, how, model=model, min_attention=1.0)
     assert (none.text, none.citations) == (plain.text, [])
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "query", "aquery"])
-@pytest.mark.parametrize("case", ["not seen", "not in the prompt", "a lowest lift"])
-async def test_where_attention_finds_no_source_they_are_by_lift(
-    case: str, how: str, quick: CocoaEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_source_that_the_prompt_changes_is_not_cited(
+    how: str, quick: CocoaEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options: dict[str, Any] = {"min_lift": -100.0, "is_split": case == "not in the prompt"}
-    if case == "not seen":
-        monkeypatch.setattr(retrieval_heads, "spread_heads_of", lambda model: None)  # as of a model without attention
-    if case != "a lowest lift":
-        options["min_attention"] = 0.0
-    shown, same = [await cited(quick, how, LONG, **options, **by) for by in ({}, {"by": "lift"})]
+    shown = await cited(quick, how, LONG, is_split=True, min_attention=0.0)
     assert shown.citations
-    assert [(one["source"], one["text"]) for one in shown.citations] == [
-        (one["source"], one["text"]) for one in same.citations
-    ]
-    assert all("lift" in citation for citation in shown.citations)
-    assert all("source_lifts" in span and "source_attentions" not in span for span in shown.report["spans"])
-    assert ("citations are by lift, because" in caplog.text) == (case != "a lowest lift")
+    assert {citation["source"] for citation in shown.citations} <= {2, 3}
+    for span in shown.report["spans"]:
+        assert [value is None for value in span["source_attentions"]] == [True, False, False]
+    assert caplog.text.count("some sources are not cited, because the prompt does not have") == 1
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "query", "aquery"])
-async def test_by_default_they_are_by_attention_and_nothing_is_fed_again(
-    how: str, quick: CocoaEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_fed_again(how: str, quick: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repeated question takes the prompt from the prefix cache, and runs no other pass than those of its answer."""
     engine, opened = CocoaEngine(quick.model, quick.tokenizer), list[Any]()
     backend, open_tree = engine.session.backend, engine.session.backend.open
     monkeypatch.setattr(backend, "open", lambda *args: opened.extend(trees := open_tree(*args)) or trees)
-    first = await cited(engine, how, LONG, min_attention=0.0, min_lift=0.0)
+    first = await cited(engine, how, LONG, min_attention=0.0)
     monkeypatch.setattr(engine.session.model, "forward", None)  # the pass over prompt and answer
-    again = await cited(engine, how, LONG, min_attention=0.0, min_lift=0.0)
+    again = await cited(engine, how, LONG, min_attention=0.0)
     assert first.citations
-    assert all("attention" in citation for citation in first.citations)
     assert again.text == first.text
     for span, other in zip(again.report["spans"], first.report["spans"], strict=True):
         assert span["source_attentions"] == near(other["source_attentions"])
     assert [tree.cached_tokens == tree.prompt_tokens - 1 for tree in opened] == [False, True]
 
 
-@pytest.mark.parametrize("how", ["invoke", "query"])
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "query", "aquery"])
 async def test_attention_that_cannot_be_measured(how: str, quick: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrieval_heads, "spread_heads_of", lambda model: None)  # as of a model without attention
-    for options, words in (
-        ({"by": "attention"}, "need a model with attention over the whole prompt"),
-        ({"by": "atention"}, "unknown value 'atention'"),
-        ({"by": "attention", "min_attention": float("nan")}, "min_attention takes a finite number"),
-        ({"min_lift": "x"}, "min_lift takes a finite number"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            await cited(quick, how, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="cannot be seen, so its answers cannot be cited"):
+        await cited(quick, how)
+    for value in (float("nan"), "0.05", True, None):
+        with pytest.raises(ConfigError, match="min_attention takes a finite number"):
+            await cited(quick, how, min_attention=value)
 
 
-@pytest.mark.parametrize("by", [None, "attention"])
 @pytest.mark.parametrize("how", ["ainvoke", "aquery", "retry"])
-async def test_the_tokenizer_may_change_the_sources(how: str, by: Any, lowering: CocoaEngine, tmp_path: Path) -> None:
+async def test_the_tokenizer_may_change_the_sources(how: str, lowering: CocoaEngine, tmp_path: Path) -> None:
     model, texts = {"decore_heads": heads(lowering, tmp_path)}, CHANGED_BY_THE_TOKENIZER
     if how == "retry":
         chat = ChatCocoa(engine=lowering, max_tokens=6, risk_metadata="full", **model)  # type: ignore[arg-type]
@@ -227,7 +193,7 @@ async def test_the_tokenizer_may_change_the_sources(how: str, by: Any, lowering:
         tried = await with_risk_retry(found, PROMPT, chat, threshold=0.0, top_k_growth=1).ainvoke(QUESTION)
         measured = [span["passage_attention"] for span in to_dicts(get_spans(tried))]
     else:
-        shown = await cited(lowering, how, texts, model, by=by, min_attention=0.0)
+        shown = await cited(lowering, how, texts, model, min_attention=0.0)
         measured = [span["source_attentions"] for span in shown.report["spans"]]
     assert measured
     assert all(len(values) == 3 and all(value > 0 for value in values) for values in measured)

@@ -23,9 +23,8 @@ from llama_index.core.base.response.schema import PydanticResponse
 from llama_index.core.schema import QueryBundle
 from pydantic import BaseModel
 
-from cocoa_engine import ConfigError, ContextLift, DataError, HallucinationRiskError, UnitLevel
+from cocoa_engine import ConfigError, DataError, HallucinationRiskError, UnitLevel
 from cocoa_engine.report import RiskReport, measured_text
-from cocoa_integrations._shared.citations import with_lifts
 from cocoa_integrations._shared.limits import Limit, highest
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.reasoning import Split
@@ -288,9 +287,6 @@ def test_a_judge_a_score_a_collector_and_the_answer_as_a_whole(risk: float) -> N
 
 
 def test_the_rest_of_the_metadata_is_json() -> None:
-    spans = report_with(0.1).spans
-    lift = ContextLift.model_construct(log_prob=math.inf, con_mlds=math.nan, f_mlds=0.1)
-    json.dumps([span.to_dict() for span in with_lifts(spans, [lift] * 3)], allow_nan=False)
     answer = generation(("a", 0.1))
     certain = answer.spans[0].model_copy(
         update={"token_ids": [70], "token_log_probs": [-math.inf], "top_log_probs": [[(70, 0.0), (71, -math.inf)]]}
@@ -359,7 +355,7 @@ def test_retries_have_the_same_options() -> None:
 
 def test_citations_have_the_same_options() -> None:
     here, there = (options_of(one, ONLY_LANGCHAIN) for one in (with_citations, RiskCitationQueryEngine))
-    assert here == [one for one in there if one[0] != "context_lift"]
+    assert here == there
 
 
 @given(

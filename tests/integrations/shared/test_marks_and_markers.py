@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables.utils import add
 
-from cocoa_engine.errors import ConfigError
 from cocoa_engine.report import RiskReport, SpanReport
 from cocoa_engine.risk.claims import content_words
 from cocoa_engine.risk.clauses import clauses, marked_stretches
 from cocoa_engine.risk.sentences import list_marks
 from cocoa_engine.risk.words import Range, word_ranges
-from cocoa_integrations._shared.citations import Citation, citations_of, citing, marker_edits, with_markers
+from cocoa_integrations._shared.citations import Citation, citations_of, marker_edits, with_markers
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations.langchain import risk_gate
+from tests.helpers.alike import near
 from tests.helpers.made_up_answers import generation
 from tests.helpers.reports import all_spans, risk_report, stand_in, to_dicts
 
@@ -301,7 +301,9 @@ def cited_texts(draw: st.DrawFn) -> tuple[str, list[tuple[int, int]], list[Citat
             pieces.append((text.index(fragment.strip(), start), start + len(fragment.rstrip())))
     cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=8)))
     citations = [
-        Citation(source=draw(st.integers(1, 3)), id=None, start=start, end=end, text=text[start:end], spans=[])
+        Citation(
+            source=draw(st.integers(1, 3)), id=None, attention=0.5, start=start, end=end, text=text[start:end], spans=[]
+        )
         for start, end in itertools.pairwise(cuts)
         if draw(st.booleans())
     ]
@@ -364,7 +366,7 @@ def test_markers_of_any_text(cited: tuple[str, list[tuple[int, int]], list[Citat
 def test_markers_of_any_characters(text: str, data: st.DataObject) -> None:
     offsets = st.integers(0, len(text))
     start, end = sorted(data.draw(st.tuples(offsets, offsets)))
-    cited = Citation(source=1, id=None, start=start, end=end, text=text[start:end], spans=[])
+    cited = Citation(source=1, id=None, attention=0.5, start=start, end=end, text=text[start:end], spans=[])
     places = [edit.start for edit in marker_edits(text, [cited])]
     assert places == sorted(set(places))
     assert all(0 <= place <= len(text) for place in places)
@@ -375,7 +377,7 @@ def test_markers_of_any_characters(text: str, data: st.DataObject) -> None:
 
 def citation(text: str, part: str, source: int) -> Citation:
     start = text.index(part)
-    return Citation(source=source, id=None, start=start, end=start + len(part), text=part, spans=[])
+    return Citation(source=source, id=None, attention=0.5, start=start, end=start + len(part), text=part, spans=[])
 
 
 @pytest.mark.parametrize(
@@ -443,41 +445,35 @@ def entries(*texts: str) -> list[SpanReport]:
     ]
 
 
-def test_the_source_that_raised_a_part_most() -> None:
+def test_the_source_that_a_part_attended_to_most() -> None:
     spans = entries("The tower", " of Hald", "en", " is", " old.", "")
-    lifts = [[0.1, 0.2], [2.0, 0.5], [1.0, None], [0.0, 0.0], [-1.0, 3.0], [5.0, 5.0]]
-    citations, spans = citations_of(spans, lifts, 1.0)
-    assert [(one.source, one.text, one.lift, one.spans) for one in citations] == [
-        (1, " of Halden", 3.0, [1, 2]),
-        (2, " old.", 3.0, [4]),
+    attentions = [[0.1, 0.2], [0.6, 0.2], [0.1, None], [0.0, 0.0], [0.1, 0.4], [0.9, 0.9]]
+    citations, spans = citations_of(spans, attentions, 0.3)
+    assert [(one.source, one.text, one.attention, one.spans) for one in citations] == [
+        (1, " of Halden", near(0.5), [1, 2]),  # the mean over its characters
+        (2, " old.", near(0.4), [4]),
     ]
     assert [span.source for span in spans] == [None, 1, 1, None, 2, None]
-    assert spans[2].source_lifts == [1.0, None]
+    assert spans[2].source_attentions == [0.1, None]
 
 
 def test_neighbours_with_one_source_are_one_citation() -> None:
     spans = entries("The tower", " is old", " and red", ".")
-    citations, _ = citations_of(spans, [[2.0], [3.0], [0.0], [4.0]], 1.0)
-    assert [(one.start, one.end, one.lift) for one in citations] == [(0, 16, 5.0), (24, 25, 4.0)]
+    citations, _ = citations_of(spans, [[0.2], [0.3], [0.0], [0.4]], 0.1)
+    assert [(one.start, one.end, one.attention) for one in citations] == [(0, 16, near(0.24375)), (24, 25, near(0.4))]
 
 
-@pytest.mark.parametrize("lifts", [[[], []], [[None], [None]], [[0.5], [0.9]]])
-def test_no_source(lifts: list[list[float | None]]) -> None:
-    assert citations_of(entries("The", " tower"), lifts, 1.0)[0] == []
+@pytest.mark.parametrize("attentions", [[[], []], [[None], [None]], [[0.05], [0.09]]])
+def test_no_source(attentions: list[list[float | None]]) -> None:
+    assert citations_of(entries("The", " tower"), attentions, 0.1)[0] == []
 
 
 def test_markers_move_the_offsets() -> None:
     spans = entries("The tower ", "is old.", " Yes", "")
-    citations, spans = citations_of(spans, [[2.0, 0.0], [0.0, 2.0], [0.0, 0.0], [0.0, 0.0]], 1.0)
+    citations, spans = citations_of(spans, [[0.2, 0.0], [0.0, 0.2], [0.0, 0.0], [0.0, 0.0]], 0.1)
     change = with_markers(EditedText("The tower is old. Yes"), citations, RiskReport.of_spans(spans))
     text, spans, citations = change.text, change.moved(spans), change.moved(citations)
     assert text == "The tower is old [1][2]. Yes"
     assert stand_in(text, to_dicts(spans))
     assert stand_in(text, to_dicts(citations))
     assert spans[-1].start == len(text)
-
-
-@pytest.mark.parametrize("value", ["1", True, float("nan")])
-def test_the_lowest_lift_is_a_number(value: Any) -> None:
-    with pytest.raises(ConfigError, match="min_lift takes a finite number"):
-        citing(None, value, None)

@@ -18,7 +18,8 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.runnables.utils import add
 from llama_index.core.llms import ChatMessage, ChatResponse, MessageRole
-from llama_index.core.query_engine import CustomQueryEngine
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.tools import FunctionTool
 
@@ -35,7 +36,6 @@ from cocoa_integrations.langchain import (
     ChatCocoa,
     CocoaLLM,
     argument_risks,
-    context_lift,
     field_risks,
     get_risk,
     get_risk_callback,
@@ -44,13 +44,14 @@ from cocoa_integrations.langchain import (
     with_risk_retry,
 )
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
-from cocoa_integrations.llama_index import MissingRiskWarning, RiskQueryEngine, collect_risk
+from cocoa_integrations.llama_index import MissingRiskWarning, RiskCitationQueryEngine, collect_risk
 from cocoa_integrations.llama_index.answers import Answers
 from cocoa_integrations.llama_index.retrieved import add_nodes
 from cocoa_integrations.server import create_app
 from tests.helpers.alike import close, token_counts, without_reuse
 from tests.helpers.in_threads import wait_until
 from tests.helpers.inside import sequences_running
+from tests.helpers.llama_index_helpers import Finds
 from tests.helpers.reasoning_models import OPENS, READS_REASONING
 from tests.helpers.remote import Recording, listening, serving
 from tests.helpers.reports import to_dicts
@@ -486,15 +487,11 @@ async def test_passages_are_attended_to_at_the_server(seeing: tuple[ChatCocoa, C
     prompt = ChatPromptTemplate.from_template("{context}\n{question}")
     documents = [Document(text) for text in ("the red one", "a loaf is nine", "it rains")]
     values = {"context": documents, "question": "Who is it?"}
-    own, remote = (with_citations(prompt, chat, by="attention", min_attention=0.0) for chat in seeing)
+    own, remote = (with_citations(prompt, chat, min_attention=0.0) for chat in seeing)
     cited = remote.invoke(values)
     assert cited.text == own.invoke(values).text == (await remote.ainvoke(values)).text
     assert cited.response_metadata["cocoa_citations"]
     assert close(get_risk(own.invoke(values)).to_dict(), get_risk(cited).to_dict())
-    with pytest.raises(ConfigError, match="give by='attention'"):
-        with_citations(prompt, seeing[1], by="lift")
-    default = with_citations(prompt, seeing[1], min_attention=0.0, min_lift=0.0).invoke(values)
-    assert default.response_metadata["cocoa_citations"] == cited.response_metadata["cocoa_citations"]
     retried = with_risk_retry(RunnableLambda(lambda _: documents), prompt, seeing[1], threshold=0.0, top_k_growth=1)
     for message in (retried.invoke("Who is it?"), await retried.ainvoke("Who is it?")):
         assert all(len(span["passage_attention"]) == 3 for span in to_dicts(get_spans(message)))
@@ -513,33 +510,27 @@ async def test_sources_that_the_prompt_at_the_server_does_not_have_are_not_cited
         for chain in (with_citations(prompt, chat), hidden):
             for message in (chain.invoke(values), await chain.ainvoke(values)):
                 assert message.response_metadata["cocoa_citations"] == []
-        with pytest.raises(openai.BadRequestError, match="is not in the prompt"):
-            with_citations(prompt, chat, by="attention").invoke(values)
     assert caplog.text.count("some sources are not cited, because the prompt does not have") == 4
 
 
+def test_nodes_that_the_messages_do_not_have_are_not_cited(url: str) -> None:
+    shouted = {"context_str": lambda context_str, **_: context_str.upper()}
+    template = PromptTemplate("{context_str}\n{query_str}", function_mappings=shouted)
+    llm = LlamaIndexLLM(base_url=url, max_tokens=12)
+    inner = RetrieverQueryEngine.from_args(Finds("the red one"), llm=llm, text_qa_template=template)
+    with pytest.warns(MissingRiskWarning, match="no citations: the prompt does not have"):
+        response = RiskCitationQueryEngine(inner).query("Hi")
+    assert response.metadata is not None
+    assert response.metadata["cocoa_risk"]["spans"]
+    assert "cocoa_citations" not in response.metadata
+
+
 def test_what_needs_the_model_in_this_process(url: str) -> None:
-    there, prompt = ChatCocoa(base_url=url), ChatPromptTemplate.from_template("{context}\n{question}")
-    with pytest.raises(ConfigError, match="measured with a ChatCocoa in this process"):
-        context_lift(cast(Any, there), AIMessage("Hi"), "a", "b")
-    with pytest.raises(ConfigError, match="context_lift is measured on a model in this process"):
-        with_risk_retry(RunnableLambda(lambda _: []), prompt, there, context_lift=True, top_k_growth=1)
+    there = ChatCocoa(base_url=url)
     with pytest.raises(UnsupportedFeatureError, match="needs the engine"):
         there.get_num_tokens("Hi")
     counted = ChatCocoa(base_url=url, custom_get_token_ids=lambda text: [1] * len(text))
     assert counted.get_num_tokens_from_messages([HumanMessage("Hi"), AIMessage("Ho!")]) == 5
-
-    class Asking(CustomQueryEngine):
-        llm: Any
-
-        def custom_query(self, query_str: str) -> Any:
-            return self.llm.chat([ChatMessage(query_str)]).message.content
-
-    engine = RiskQueryEngine(Asking(llm=LlamaIndexLLM(base_url=url, max_tokens=12)), context_lift=True)
-    with pytest.warns(MissingRiskWarning, match="no context lift and no citations"):
-        response = engine.query("Hi")
-    assert response.metadata is not None
-    assert response.metadata["cocoa_risk"]["spans"]
 
 
 def nodes_of(*texts: str) -> list[NodeWithScore]:
@@ -549,7 +540,7 @@ def nodes_of(*texts: str) -> list[NodeWithScore]:
 async def test_retrieved_nodes_in_the_messages_are_sent_as_sources(url: str, sent: list[Any]) -> None:
     llm = LlamaIndexLLM(base_url=url, timeout=60, max_tokens=3)
     question = [ChatMessage("the red loaf", role=MessageRole.SYSTEM), ChatMessage("yes and no")]
-    with collect_risk() as reports, Answers(lift=False):
+    with collect_risk() as reports, Answers():
         llm.chat(question)
         add_nodes(nodes_of("yes", "loaf yes", "it", "red loaf"))
         llm.chat(question)
@@ -564,7 +555,7 @@ async def test_retrieved_nodes_in_the_messages_are_sent_as_sources(url: str, sen
     assert sent[-1]["cocoa"]["source"] == ["yes", *(f"{number:03}" for number in range(255))]  # what a server takes
     counts = [{len(span.passage_attention or ()) for span in report.spans} for report in reports]
     assert counts == [{0}, *[{2}] * 4, {1}, {256}]
-    with (answers := Answers(lift=False)):  # of two nodes with one id the first counts
+    with (answers := Answers()):  # of two nodes with one id the first counts
         add_nodes([*nodes_of("yes", "no"), NodeWithScore(node=TextNode(id_="yes", text="it"))])
     assert [node.text for node in answers.nodes or ()] == [" yes\n", " no\n"]
 

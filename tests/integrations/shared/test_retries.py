@@ -167,11 +167,10 @@ async def test_an_attempt_is_the_plain_chain_with_its_sources_and_settings(
 
 @EACH
 async def test_it_stops_at_a_good_answer(how: str, engine: CocoaEngine) -> None:
-    model, options = model_here(how, engine), {"measure": "mean_risk", "context_lift": True}
+    model, options = model_here(how, engine), {"measure": "mean_risk"}
     shown = await retried(how, model, threshold=1.0, **options)
     (only,) = shown.tries
     assert (only["chosen"], only["alpha"], only["risk"]) == (True, 2.5, only["cocoa_risk"]["mean_risk"])
-    assert all("context_lift" in span for span in shown.report["spans"])
     for change, count in ((0.01, 1), (-0.01, 2)):
         tries = (await retried(how, model, threshold=only["risk"] + change, max_tries=2, **options)).tries
         assert (len(tries), tries[0]["risk"]) == (count, near(only["risk"]))

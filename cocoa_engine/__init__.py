@@ -37,7 +37,7 @@ from cocoa_engine.timeline import Timeline
 
 if TYPE_CHECKING:
     from cocoa_engine.consistency import Consistency
-    from cocoa_engine.context import ContextLift, context_lift, context_lift_of_text, passage_attention
+    from cocoa_engine.context import passage_attention
     from cocoa_engine.decoding.grammar import GrammarProcessor
     from cocoa_engine.decoding.matchers import json_rule, unenforced
     from cocoa_engine.decoding.request import PerPrompt
@@ -65,7 +65,6 @@ __all__ = [
     "CocoaError",
     "ConfigError",
     "Consistency",
-    "ContextLift",
     "DataError",
     "Detokenizer",
     "EngineBusyError",
@@ -95,8 +94,6 @@ __all__ = [
     "Usage",
     "WorkerError",
     "__version__",
-    "context_lift",
-    "context_lift_of_text",
     "fit_calibrator",
     "fit_self_made",
     "json_rule",
@@ -111,15 +108,12 @@ __all__ = [
 _LAZY = {
     "CocoaEngine": "engine",
     "Consistency": "consistency",
-    "ContextLift": "context",
     "Detokenizer": "model.tokenizer",
     "FitSettings": "lab.fit",
     "GrammarProcessor": "decoding.grammar",
     "ModelInfo": "execution.session",
     "PerPrompt": "decoding.request",
     "SpanStream": "stream",
-    "context_lift": "context",
-    "context_lift_of_text": "context",
     "json_rule": "decoding.matchers",
     "load_tokenizer": "model.loading",
     "fit_calibrator": "lab.fit_calibrator",

@@ -160,18 +160,10 @@ class SpanReport(RangeReport):
     part: Part | None = None
     """Only where the model reasoned: the part of the text that the span belongs to. A span with the tag `</think>`
     belongs to the answer if it has visible text after the tag."""
-    context_lift: Finite = None
-    """Only where context lift is measured: `log_prob` with the context minus `log_prob` without it, in nats. `None` for
-    a span without a token of its own."""
-    con_mlds_lift: Finite = Field(None, description="Like `context_lift`, for `con_mlds`.")
-    f_mlds_lift: Finite = Field(None, description="Like `context_lift`, for `f_mlds`.")
     source: int | None = None
     """Only with citations: number of the cited source, from 1; `None` if none is cited."""
-    source_lifts: list[Finite] = Field(default_factory=list)
-    """Only with citations by lift: for each source, log p of the span with all sources minus log p without this one, in
-    nats; `None` if the source was not in the prompt."""
     source_attentions: list[Finite] = Field(default_factory=list)
-    """Only with citations by attention: for each source, the span's attention on it; `None` if the source was not in
+    """Only with citations: for each source, the span's attention on it; `None` if the source was not in
     the prompt."""
 
     @classmethod

@@ -61,9 +61,6 @@ class Generation(ResultModel):
     question_tokens: int | None = None
     """The number of tokens that the prompt of a chat has without its earlier exchange: with the system messages and the
     longest message of the user. `None` without one."""
-    processed: bool = False
-    """Whether logits processors, such as a repetition penalty, changed the model's distribution. The log-probabilities
-    are then those of the changed distribution."""
 
     @property
     def calibrated(self) -> bool:

@@ -48,11 +48,6 @@ class SpanStream(Iterator[Span]):
         return self._state.read if task is None else task.prompt_read, len(self.prompt)
 
     @property
-    def processed(self) -> bool:
-        """Whether logits processors apply. The log-probabilities are then not those of the model's own distribution."""
-        return bool(self._request.rules.processors)
-
-    @property
     def generation(self) -> Generation | None:
         """The whole answer, once its last span is decided; `None` before."""
         return self._state.generation

@@ -203,7 +203,6 @@ class DecodeTask:
             {"prompt_tokens": len(self._request.prompt), **{name: getattr(self._tree, name) for name in counts}},
             model_name=self._session.model_name,
             finish_reason=self._decoder.finish_reason,
-            processed=bool(self._request.rules.processors),
             question_tokens=self._request.question_tokens,
         )
 

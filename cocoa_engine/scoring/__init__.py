@@ -1,1 +1,1 @@
-"""Statistics of given texts: teacher forcing, candidate spans, layer profiles and context lift."""
+"""Statistics of given texts: teacher forcing, candidate spans and layer profiles."""

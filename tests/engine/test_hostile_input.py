@@ -303,7 +303,7 @@ def test_a_tokenizer_with_which_no_grammar_works(monkeypatch: pytest.MonkeyPatch
     assert "a grammar cannot be enforced" in message_of(ConfigError, lambda: matchers.load_tokenizer("{}", [2]))
 
 
-RESULTS = ("Generation", "Span", "Consistency", "ContextLift", "ModelInfo")
+RESULTS = ("Generation", "Span", "Consistency", "ModelInfo")
 
 
 @pytest.mark.parametrize(

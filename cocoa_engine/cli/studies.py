@@ -40,7 +40,7 @@ from cocoa_engine.cli.output import (
     reserved,
 )
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.errors import ConfigError, DataError, need, short_repr
+from cocoa_engine.errors import ConfigError, need, short_repr
 from cocoa_engine.files import write_file
 from cocoa_engine.lab.data import detect_format
 from cocoa_engine.memory import quiet_torchao
@@ -60,12 +60,6 @@ def signal(
     format: measured.Format = None,
     prompts: measured.Prompts = None,
     chat: measured.Chat = False,
-    context_lift: Annotated[
-        bool,
-        typer.Option(
-            "--context-lift", help="Also feed each answer without its source, and measure the effect of the source."
-        ),
-    ] = False,
     draws: measured.Draws = 1000,
     seed: measured.Seed = 0,
     cache: measured.Cache = None,
@@ -79,8 +73,6 @@ def signal(
     """
     need("matplotlib", extra="risk", what="cocoa signal")
     records = measured.read(data, format, prompts, seed)
-    if context_lift and (lacking := next((record for record in records if not record.source), None)):
-        raise DataError(f"{lacking.id!r} has no source, so its context lift cannot be measured.")
     from cocoa_engine.lab.indicators import Level, collect
     from cocoa_engine.lab.measured import Layers
     from cocoa_engine.lab.signal_report import draw, measure, plot_name, to_markdown
@@ -91,9 +83,7 @@ def signal(
         engine = load_engine(model, loading, progress=progress)
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
         progress.plan({"feeding answers": len(records), "computing": 0.1 * len(records)})
-        with measured.teacher_forced(
-            engine, records, config, chat=chat, without_source=context_lift, cache=folder, progress=progress
-        ) as answers:
+        with measured.teacher_forced(engine, records, config, chat=chat, cache=folder, progress=progress) as answers:
             items = collect(answers)
         about: dict[str, Any] = {
             "data": data.name,

@@ -3,7 +3,7 @@ and a registry."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
 from operator import itemgetter
@@ -61,7 +61,6 @@ class LabelledText:
         label: whether the answer as a whole is hallucinated. `None` if it is not labelled.
         spans: the labelled parts, ordered by start. `None` if only the whole answer is labelled.
         group: an id that answers to the same prompt share.
-        source: the part of the prompt and the question that should support the answer. `None` if there is none.
     """
 
     id: str
@@ -71,18 +70,6 @@ class LabelledText:
     label: bool | None
     spans: tuple[LabelledSpan, ...] | None
     group: str
-    source: str | None = None
-
-    def without_source(self) -> "LabelledText":
-        """The record with the source removed from its prompt and question.
-
-        Raises:
-            ValueError: the record has no source.
-        """
-        if not self.source:
-            raise ValueError(f"{self.id} has no source")
-        prompt, question = (text.replace(self.source, "", 1) for text in (self.prompt, self.question))
-        return replace(self, prompt=prompt, question=question)
 
     def hallucinated_at(self, start: int, end: int) -> list[bool]:
         """Whether each character of a range is in a hallucinated part."""
@@ -107,9 +94,8 @@ def checked(records: Sequence[LabelledText], where: object) -> list[LabelledText
         where: where they were read from, for messages.
 
     Raises:
-        DataError: there are no records; an id is repeated; a prompt or an answer is empty; a source is not in
-            its prompt; a part is outside its answer, or there are more than 10,000 of them; or all labels
-            are of one class.
+        DataError: there are no records; an id is repeated; a prompt or an answer is empty; a part is outside its
+            answer, or there are more than 10,000 of them; or all labels are of one class.
     """
     if not records:
         raise DataError(f"{where} has no answers.")
@@ -122,8 +108,6 @@ def checked(records: Sequence[LabelledText], where: object) -> list[LabelledText
         for name, value in (("answer", record.text), ("prompt", record.prompt)):
             if not value.strip():
                 raise DataError(f"{where}: the {name} of {record.id!r} is empty; give it a text or remove the record.")
-        if record.source is not None and not (record.source and record.source in record.prompt):
-            raise DataError(f"{where}: the source of {record.id!r} is not in its prompt, word for word.")
         if record.spans is not None and len(record.spans) > MAX_PARTS:
             raise DataError(
                 f"{where}: {record.id!r} has {len(record.spans)} labelled parts; an answer may have {MAX_PARTS}."
@@ -270,7 +254,6 @@ class _Own(RowModel):
     label: StrictBool | None = None
     spans: _Ranges | None = None
     group: str | int | float | None = None
-    source: str | None = None
 
 
 def read_jsonl(path: Path) -> Iterator[LabelledText]:
@@ -279,9 +262,8 @@ def read_jsonl(path: Path) -> Iterator[LabelledText]:
     >>> {"id": "1", "prompt": "Who wrote Dune?", "text": "Frank Herbert, in 1865.", "spans": [[18, 22]]}
 
     ``label`` is true for a hallucinated answer. ``spans`` are the hallucinated parts as ``[start, end]`` in characters;
-    an empty list means that there are none. Two fields are optional: ``group``, an id that answers to the same prompt
-    share, and ``source``, the part of the prompt that should support the answer, word for word. The same answer has
-    one label.
+    an empty list means that there are none. ``group``, an id that answers to the same prompt share, is optional. The
+    same answer has one label.
     """
     labels: dict[tuple[str, str], bool] = {}
     for where, value in read_json_lines(path):
@@ -293,7 +275,7 @@ def read_jsonl(path: Path) -> Iterator[LabelledText]:
             raise DataError(f"{where}: the same answer to the same prompt has the other label in an earlier line.")
         spans = None if row.spans is None else _spans(row.spans)
         group = row.prompt if row.group is None else str(row.group)
-        yield LabelledText(str(row.id), row.prompt, row.text, row.prompt, label, spans, group, row.source)
+        yield LabelledText(str(row.id), row.prompt, row.text, row.prompt, label, spans, group)
 
 
 class _TruthfulQA(RowModel):
@@ -380,7 +362,6 @@ def read_faithbench(path: Path) -> Iterator[LabelledText]:
                 any(span.hallucinated for span in spans),
                 tuple(spans),
                 row.source,
-                row.source or None,
             )
 
 
@@ -428,7 +409,7 @@ def read_diasumfact(path: Path) -> Iterator[LabelledText]:
         prompt, question = f"{lines}\n\n{task}\nSummary:", f"{task}\n\n{lines}"
         for model, summary in dialogue.annotations.items():
             spans, text = _errors(summary, f"{file}, dialogue {name}, {model}"), summary.model_prediction
-            yield LabelledText(f"{name}/{model}", prompt, text, question, bool(spans), spans, name, lines or None)
+            yield LabelledText(f"{name}/{model}", prompt, text, question, bool(spans), spans, name)
 
 
 def _errors(summary: _Summary, where: str) -> tuple[LabelledSpan, ...]:
@@ -486,7 +467,7 @@ def read_xsum_token(path: Path) -> Iterator[LabelledText]:
                 f"Article: {source}\n\nSummary in one sentence:",
                 f"Summarise this article in one sentence.\n\n{source}",
             )
-            yield LabelledText(f"{file.stem}/{doc}", prompt, text, question, bool(spans), spans, doc, source or None)
+            yield LabelledText(f"{file.stem}/{doc}", prompt, text, question, bool(spans), spans, doc)
 
 
 def _labelled_words(text: str, labels: list[str], where: str) -> tuple[LabelledSpan, ...]:

@@ -26,7 +26,6 @@ class Items:
     ``groups`` has the prompt of each item, ``hallucinated`` and ``supported`` its weight in either class. ``log_prob``
     is the sum over its tokens, ``position`` the number of the answer's tokens before it, and ``source_attention`` the
     mean of its tokens, NaN if it was not measured. Arrays are ``[n]``, and the three of ``LayerProfile`` ``[n, L]``.
-    ``without_source``: the same items after the prompt without its source.
     """
 
     level: Level
@@ -46,7 +45,6 @@ class Items:
     consecutive: Floats
     to_pre_norm: Floats
     to_post_norm: Floats
-    without_source: "Items | None" = None
 
     @property
     def num_layers(self) -> int:
@@ -70,7 +68,6 @@ class Items:
 def collect(answers: Iterable[TeacherForced]) -> dict[Level, Items]:
     """The items of every labelled level: answers labelled as a whole, spans, and characters."""
     rows: dict[Level, list[dict[str, Any]]] = {level: [] for level in get_args(Level)}
-    others: dict[Level, list[dict[str, Any]]] = {level: [] for level in get_args(Level)}
     for forced in answers:
         segments: dict[Level, Iterable[Segment]] = {}
         if forced.record.label is not None:
@@ -79,9 +76,7 @@ def collect(answers: Iterable[TeacherForced]) -> dict[Level, Items]:
             segments |= {"span": spans(forced), "character": tokens(forced)}
         for level, segment in ((level, segment) for level, of_level in segments.items() for segment in of_level):
             rows[level].append(_row(level, segment, forced.profile))
-            if forced.without_source is not None:
-                others[level].append(_row(level, segment, forced.without_source))
-    return {level: _items(level, rows[level], _items(level, others[level], None)) for level in rows}
+    return {level: _items(level, rows[level]) for level in rows}
 
 
 def _row(level: Level, segment: Segment, profile: TokenProfile) -> dict[str, Any]:
@@ -113,12 +108,11 @@ def _row(level: Level, segment: Segment, profile: TokenProfile) -> dict[str, Any
     }
 
 
-def _items(level: Level, rows: Sequence[dict[str, Any]], without_source: Items | None) -> Items:
+def _items(level: Level, rows: Sequence[dict[str, Any]]) -> Items:
     arrays = [field.name for field in fields(Items) if field.type == Floats]
     return Items(
         level=level,
         groups=[row["groups"] for row in rows],
-        without_source=without_source if without_source is not None and without_source.groups else None,
         **{name: np.array([row[name] for row in rows], dtype=np.float64) for name in arrays},
     )
 
@@ -144,15 +138,6 @@ def indicators(items: Items, layers: Layers, alpha: float, length: SpanLogProb) 
     else:
         scores["position in tokens"] = items.position
         scores["position as a share of the answer"] = items.relative_position
-    if (without := items.without_source) is not None:  # a smaller rise of log p, or a larger one of an MLDS, is riskier
-        window, final = layers.window, layers.final
-        lift = items.log_prob - without.log_prob
-        scores["-context lift"] = -lift
-        if items.level != "character":
-            scores["-mean context lift"] = -lift / items.tokens
-        scores["lift of ConMLDS"] = scores["ConMLDS"] - without.con_mlds(window)
-        scores["lift of fMLDS"] = scores["fMLDS"] - without.f_mlds(window, final)
-        scores["-log p without the source"] = -without.log_prob
     if items.level == "character":  # for single tokens these equal -log p
         for name in ("-mean log p", "-min log p"):
             del scores[name]

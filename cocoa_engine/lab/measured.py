@@ -45,13 +45,11 @@ class TeacherForced:
 
     Attributes:
         ends: for each token, the offset after its last character in the record's text.
-        without_source: the same tokens after the prompt without its source, if requested.
     """
 
     record: LabelledText
     profile: TokenProfile
     ends: list[int]
-    without_source: TokenProfile | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,6 @@ def force(
     config: CocoaConfig,
     *,
     chat: bool = False,
-    without_source: bool = False,
     layer: int | None = None,
     cache: CacheFolder | None = None,
     advance: Callable[[int], None] = lambda count: None,
@@ -85,9 +82,8 @@ def force(
     """Feed labelled answers to a model, each after its prompt. Consecutive answers share the encoding of their prompt.
 
     ``gamma`` and ``max_candidates`` of the settings define which tokens compete. With ``chat``, answers follow the
-    record's question as a chat; with ``without_source``, they are also fed after the prompt without its source. With a
-    ``layer``, its mean states are measured, for a probe. ``cache`` keeps what is measured, but no labels. ``advance``
-    is called with the number of answers fed since the last call.
+    record's question as a chat. With a ``layer``, its mean states are measured, for a probe. ``cache`` keeps what is
+    measured, but no labels. ``advance`` is called with the number of answers fed since the last call.
 
     Raises:
         PromptError: an answer does not fit the context window after its prompt.
@@ -95,7 +91,7 @@ def force(
     """
     calibrator = engine.calibrator_for(config)
     profiler = Profiler(engine.session, config, None if calibrator is None else calibrator.heads, layer)
-    settings = {"chat": chat, "without_source": without_source, "layer": layer}
+    settings = {"chat": chat, "layer": layer}
     settings |= config.model_dump(include={"gamma", "max_candidates"})
     kept = None if cache is None else AnswerCache(cache, "fed", engine, config, settings)
 
@@ -109,24 +105,19 @@ def force(
             # a plain prompt ends with a colon, so a space has to follow; offsets count from the answer's first letter
             texts = [record.text if chat or record.text[0].isspace() else f" {record.text}" for record in missing]
             profiles = profiler(prompt_of(missing[0]), texts)
-            others: Sequence[TokenProfile | None] = [None] * len(missing)
-            if without_source:
-                ids, ranges = [profile.token_ids for profile in profiles], [[*profile.ranges] for profile in profiles]
-                others = profiler(prompt_of(missing[0].without_source()), ids, ranges)
-            for record, text, profile, other in zip(missing, texts, profiles, others, strict=True):
+            for record, text, profile in zip(missing, texts, profiles, strict=True):
                 dropped = text[0].isspace() and not profile.text[:1].isspace()  # by the tokenizer
                 shift = len(text) - len(record.text) - dropped
                 ends = [min(max(end - shift, 0), len(record.text)) for end in profile.ends]
-                by_record[record] = TeacherForced(record, profile, ends, other)
+                by_record[record] = TeacherForced(record, profile, ends)
                 if kept is not None and kept.get(_identity(record)) is None:
-                    plain = [_plain(of) for of in (profile, other) if of is not None]
-                    kept.add(_identity(record), {"ends": ends, "profiles": plain})
+                    kept.add(_identity(record), {"ends": ends, "profile": _plain(profile)})
         advance(len(batch))
         yield from (forced for forced in map(by_record.get, batch) if forced is not None)
 
 
-def _identity(record: LabelledText) -> list[str | None]:
-    return [record.prompt, record.question, record.text, record.source]
+def _identity(record: LabelledText) -> list[str]:
+    return [record.prompt, record.question, record.text]
 
 
 _OF_SPANS = ("ranges", "of_tokens", "of_spans", "states")
@@ -150,7 +141,7 @@ def _plain(profile: TokenProfile) -> dict[str, Any]:
 
 
 def _from_plain(record: LabelledText, kept: AnswerCache) -> TeacherForced | None:
-    """An answer whose profiles were kept; `None` if it was not fed before."""
+    """An answer whose profile was kept; `None` if it was not fed before."""
 
     def array(plain: Sequence[Any]) -> Tensor:
         shape, text = plain
@@ -158,18 +149,15 @@ def _from_plain(record: LabelledText, kept: AnswerCache) -> TeacherForced | None
 
     if (values := kept.get(_identity(record))) is None:
         return None
-    profiles = [
-        TokenProfile(
-            **{name: profile[name] for name in _LISTS},
-            ranges={(start, end): at for at, (start, end) in enumerate(profile["ranges"])},
-            of_tokens=LayerProfile(*map(array, profile["of_tokens"])),
-            of_spans=LayerProfile(*map(array, profile["of_spans"])),
-            states=None if profile["states"] is None else array(profile["states"]),
-        )
-        for profile in values["profiles"]
-    ]
-    first, *other = profiles
-    return TeacherForced(record, first, values["ends"], *other)
+    plain = values["profile"]
+    profile = TokenProfile(
+        **{name: plain[name] for name in _LISTS},
+        ranges={(start, end): at for at, (start, end) in enumerate(plain["ranges"])},
+        of_tokens=LayerProfile(*map(array, plain["of_tokens"])),
+        of_spans=LayerProfile(*map(array, plain["of_spans"])),
+        states=None if plain["states"] is None else array(plain["states"]),
+    )
+    return TeacherForced(record, profile, values["ends"])
 
 
 def answer(forced: TeacherForced) -> Segment:

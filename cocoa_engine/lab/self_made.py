@@ -150,7 +150,7 @@ def planted_errors(count: int, seed: int = 0) -> list[LabelledText]:
         question = f"{passage.text}\n\nSummarise the text."
         prompt = f"{question}\nSummary:"
         group = f"planted {number}"
-        records.append(LabelledText(str(number), prompt, text, question, None, tuple(spans), group, passage.text))
+        records.append(LabelledText(str(number), prompt, text, question, None, tuple(spans), group))
     return records
 
 

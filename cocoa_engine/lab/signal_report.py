@@ -52,7 +52,7 @@ def _ranking(level: str, ranking: Mapping[str, Record]) -> Any:
 
 BASELINES = ("-log p", "-mean log p")
 """The baselines that every score is compared with: -log p_S, which is part of every composite score, and its mean per
-token. If context lift is measured, fMLDS is added."""
+token."""
 
 
 def measure(
@@ -90,8 +90,7 @@ def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: 
         name: Ranked(values, items.hallucinated, items.supported)
         for name, values in indicators(items, layers, config.alpha, config.span_log_prob).items()
     }
-    candidates = BASELINES if items.without_source is None else (*BASELINES, "fMLDS")
-    baselines = [name for name in candidates if name in ranked]
+    baselines = [name for name in BASELINES if name in ranked]
     positive, negative = float(items.hallucinated.sum()), float(items.supported.sum())
     return {
         "items": len(items.groups),

@@ -125,12 +125,10 @@ class Profiler:
         self._session, self._config, self._heads, self._layer = session, config, heads, layer
         self._norm = _final_norm(session.model)
 
-    def __call__(
-        self, prompt: Prompt, texts: Sequence[str | Sequence[int]], spans: Sequence[Sequence[Range]] = ()
-    ) -> list[TokenProfile]:
+    def __call__(self, prompt: Prompt, texts: Sequence[str | Sequence[int]]) -> list[TokenProfile]:
         """Profile texts after one prompt, which is prefilled once, each as text or token ids.
 
-        ``spans`` are those of each text; by default they are its :func:`span_ranges`.
+        The spans of each are its :func:`span_ranges`.
         """
         model, tokens = self._session.model, self._session.tokens
         before = prompt_ids(model, tokens, prompt)
@@ -151,16 +149,13 @@ class Profiler:
                     states[number].append(hidden[:, own])
         require_finite(rows, "a text")
         profiles = []
-        for number, (token_ids, of_text, competed, parts) in enumerate(
-            zip(ids, rows, competition, states, strict=True)
-        ):
+        for token_ids, of_text, competed, parts in zip(ids, rows, competition, states, strict=True):
             _, log_probs, entropies, margins, source, _, _ = map(list, zip(*of_text, strict=True))
             counts, spreads, gaps = map(list, zip(*competed, strict=True))
             text, ends = token_ends(tokens, token_ids)
             of_layers = torch.cat(parts, dim=1)  # [L + 1, t, d]; layer L is before the final norm
             normed = _normed(self._norm, of_layers[-1])
-            of_text_spans = spans[number] if spans else span_ranges(counts, gaps)
-            ranges = list(dict.fromkeys([(0, len(token_ids)), *of_text_spans]))
+            ranges = list(dict.fromkeys([(0, len(token_ids)), *span_ranges(counts, gaps)]))
             of_spans = [
                 LayerProfile.of(mean_pooled(of_layers[:, start:end])[:, None], mean_pooled(normed[start:end])[None])
                 for start, end in ranges

@@ -85,7 +85,7 @@ def commands(tiny_cocoa: Cocoa, data: dict[str, Path], tmp_path: Path, monkeypat
 
 FITS = ["--folds", "2", "--draws", "20", "--max-new-tokens", "6"]
 COMMANDS: dict[str, list[str]] = {
-    "signal": ["signal", "--data", "{texts}", "--context-lift", "--draws", "20", "--out", "{out}"],
+    "signal": ["signal", "--data", "{texts}", "--draws", "20", "--out", "{out}"],
     "calibrate": ["calibrate", "--data", "{texts}", "--probe", *FITS, "--out", "{out}/risk.json"],
     "calibrate on questions": ["calibrate", "--questions", "{questions}", *FITS, "--out", "{out}/risk.json"],
     "threshold": ["threshold", "--prompts", "{questions}", "--max-new-tokens", "6", "--json"],
@@ -97,7 +97,7 @@ COMMANDS: dict[str, list[str]] = {
     "score": ["score", "--rows", "{rows}", "--out", "{out}.jsonl"],
     "eval": ["eval", "gsm8k", "--data", "{tasks}", "--max-new-tokens", "6", "--out", "{out}"],
 }
-PROMPTS = {"signal": 24, "calibrate": 12, "calibrate on questions": 12, "threshold": 12}
+PROMPTS = {"signal": 12, "calibrate": 12, "calibrate on questions": 12, "threshold": 12}
 """Those that each command measures which continues after an interruption."""
 
 
@@ -175,7 +175,6 @@ def test_other_conditions_have_other_files(tiny: CocoaEngine, tmp_path: Path) ->
     files = [
         file(),
         file(chat=True),
-        file(without_source=True),
         file(layer=2),
         file(config=config.replace(gamma=0.2)),
         file(config=config.replace(max_candidates=3)),

@@ -133,32 +133,16 @@ def test_one_prompt_alone_has_no_intervals_and_too_few_are_refused(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_signal_of_what_a_source_changes(cocoa: Cocoa, tmp_path: Path, parts: Path) -> None:
-    """Sources that name another city than the answer: what the source says is lifted, the rest is not."""
-    rows = []
-    for number, country in enumerate(CAPITALS):
-        source = f"The capital of {country} is {CITIES[number - 3]}."
-        for place, city in enumerate((CITIES[number - 3], CITIES[number - 5])):
-            text = f"The capital of {country} is {city}."
-            start = text.index(city)
-            row = {"id": f"{country}{place}", "prompt": f"Passage: {source}\n\nSummary:", "text": text}
-            rows.append({**row, "spans": [[start, start + len(city)]] if place else [], "source": source})
-    data = write(tmp_path / "sources.jsonl", *rows)
-    out = tmp_path / "out"
-    options = ["--out", out, "--draws", "20", "--prompts", "8", "--overwrite"]
-    successful(cocoa("signal", "--data", data, "--context-lift", *options))
-    levels = json.loads((out / "signal.json").read_text())["levels"]
+def test_signal_of_few_prompts(cocoa: Cocoa, tmp_path: Path, parts: Path) -> None:
+    rows = [*map(json.loads, parts.read_text().splitlines())]
+    right = [{**row, "id": f"{row['id']} right", "text": row["text"].split(" is ")[0], "spans": []} for row in rows]
+    data = write(tmp_path / "both.jsonl", *rows, *right)
+    successful(cocoa("signal", "--data", data, "--out", tmp_path, "--draws", "20", "--prompts", "8"))
+    levels = json.loads((tmp_path / "signal.json").read_text())["levels"]
     assert list(levels) == ["answer", "span", "character"]
     for level, one in levels.items():
-        names = {"-context lift", "lift of fMLDS", "lift of ConMLDS", "-log p without the source"}
-        assert names < set(one["ranking"])
-        assert ("-mean context lift" in one["ranking"]) == (level != "character")
-    assert levels["answer"]["ranking"]["-context lift"]["auroc"]["estimate"] > 0.9
-    assert "| -context lift |" in (out / "signal.md").read_text()
-    assert cocoa("signal", "--data", data, *options).exit_code == 0
-    assert "-context lift" not in json.loads((out / "signal.json").read_text())["levels"]["span"]["ranking"]
-    assert "Intervals over only 8 prompts" in (out / "signal.md").read_text()
-    assert_refused(cocoa("signal", "--data", parts, "--context-lift", *options), "'France' has no source")
+        assert ("-mean log p" in one["ranking"]) == (level != "character")
+    assert "Intervals over only 8 prompts" in (tmp_path / "signal.md").read_text()
 
 
 def test_calibrate_fits_and_saves(

@@ -60,7 +60,7 @@ FAITHBENCH: dict[str, Any] = {
 
 OWN: list[dict[str, Any]] = [
     {"id": 1, "prompt": "Who?", "text": "Herbert, 1865.", "spans": [[9, 13]]},
-    {"id": "2", "prompt": "Who?", "text": "Herbert.", "spans": [], "source": "Who"},
+    {"id": "2", "prompt": "Who?", "text": "Herbert.", "spans": []},
     {"id": "3", "prompt": "When?", "text": "1965.", "label": False, "group": "g"},
 ]
 

@@ -362,9 +362,8 @@ def test_planted_errors() -> None:
     assert texts == planted_errors(200, seed=2) != planted_errors(200, seed=3)
     planted = clean = 0
     for one, passage in zip(texts, passages(2), strict=False):
-        assert one.source == passage.text
-        assert one.source in one.prompt
-        assert one.source in one.question
+        assert passage.text in one.prompt
+        assert passage.text in one.question
         stated = {fact.answers[0].lower() for fact in passage.stated}
         for span in one.spans:
             value = one.text[span.start : span.end].lower()

@@ -54,12 +54,8 @@ def test_faithbench(tmp_path: Path) -> None:
     (record,) = read_labelled(write(tmp_path / "batch_1.json", json.dumps(FAITHBENCH)).parent)
     assert parts(record) == [("2016", "Unwanted", True), ("a good one", "Benign", False)]
     assert record.id == "batch_1/3"
-    assert "A film of 2014." in record.prompt
-    bare = record.without_source()
-    assert bare.prompt == "Passage: \n\nSummary:"
+    assert record.prompt == "Passage: A film of 2014.\n\nSummary:"
     assert "A film of 2014." in record.question
-    assert "A film of 2014." not in bare.question
-    assert (bare.text, bare.spans, bare.id) == (record.text, record.spans, record.id)
 
 
 def test_diasumfact(tmp_path: Path) -> None:
@@ -71,7 +67,6 @@ def test_diasumfact(tmp_path: Path) -> None:
     ]
     assert record.label
     assert "What did Industrial Designer propose?" in record.prompt
-    assert record.without_source().prompt == record.prompt[record.prompt.index("\n\n") :]
 
 
 def dialogue(text: str, sentences: list[Any]) -> str:
@@ -121,7 +116,6 @@ def test_ones_own(tmp_path: Path) -> None:
     assert (one.label, two.label, three.label) == (True, False, False)
     assert one.group == two.group != three.group == "g"
     assert three.spans is None
-    assert (one.source, two.without_source().prompt) == (None, "?")
     # one class is enough where labels do not count, and a whole surrogate pair is a character
     path = write(tmp_path / "a.jsonl", own(label=False, text="a \U0001f600 b"))
     records = FORMATS["jsonl"](path)
@@ -162,7 +156,6 @@ def own(**changes: Any) -> str:
         ("a.jsonl", own(label=None, spans=[[2, 2]]), "2..2 of '2' is empty"),
         ("a.jsonl", own(label=None, spans=[1, 2]), "spans.0: "),
         ("a.jsonl", own() + "{", "line 3 cannot be read as JSON"),
-        ("a.jsonl", own(source="P"), "the source of '2' is not in its prompt"),
         ("a.jsonl", "[1]\n", "expected an object, found list"),
         ("a.jsonl", json.dumps({**MUSHROOM, "hard_labels": [[1]]}), "hard_labels.0.1: Field required"),
         ("batch_1.json", json.dumps(FAITHBENCH).replace('"A film of 2016, a good one."', "1"), "samples.0.summary: "),

@@ -2,10 +2,8 @@
 
 import math
 import random
-from dataclasses import replace
 from typing import Any, get_args
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,8 +11,7 @@ from cocoa_engine import CocoaConfig, CocoaEngine, NonFiniteLogitsError, PromptE
 from cocoa_engine.equations import SpanLogProb
 from cocoa_engine.execution.backends import Backend
 from cocoa_engine.lab.data import LabelledSpan, LabelledText
-from cocoa_engine.lab.indicators import collect, indicators
-from cocoa_engine.lab.measured import Layers, answer, force, spans, tokens
+from cocoa_engine.lab.measured import answer, force, spans, tokens
 from cocoa_engine.scoring.text_profile import Profiler
 from cocoa_engine.scoring.text_tree import CandidateGrower
 from cocoa_engine.spans import Candidate
@@ -105,30 +102,6 @@ def test_a_chat_gives_other_figures_but_the_same_characters(engine: CocoaEngine)
     assert chat.ends[-1] == plain.ends[-1] == len("Canberra.")
     with pytest.raises(PromptError, match="context window"):
         list(force(engine, [record("word " * 9000)], CocoaConfig()))
-
-
-@pytest.mark.parametrize("chat", [False, True])
-def test_answers_fed_without_their_source(engine: CocoaEngine, chat: bool) -> None:
-    """The lift is that of the engine's own scores with and without the source."""
-    source = "The capital of Australia is Canberra."
-    prompt = f"Passage: {source}\n\nSummary:"
-    one = LabelledText("1", prompt, "It is Canberra.", f"Summarise.\n\n{source}", False, (), "1", source=source)
-    other = replace(one, id="2", text="Sydney.", spans=(LabelledSpan(0, 6),), label=True)
-    answers = list(force(engine, [one, other], CocoaConfig(), chat=chat, without_source=True))
-    items = collect(answers)["span"]
-    assert items.without_source is not None
-    asked = engine.encode_chat([{"role": "user", "content": "Summarise.\n\n"}]) if chat else "Passage: \n\nSummary:"
-    scored = [engine.score(asked, forced.profile.token_ids) for forced in answers]
-    owners = np.concatenate([[forced.record.id for _ in spans(forced)] for forced in answers])
-    for forced, alone in zip(answers, scored, strict=True):
-        of_answer = owners == forced.record.id
-        assert items.without_source.log_prob[of_answer].sum() == pytest.approx(alone.spans[0].log_prob, abs=1e-3)
-    lift = items.log_prob - items.without_source.log_prob
-    assert indicators(items, Layers((10, 20), "post_norm"), 2.5, "sum")["-context lift"] == pytest.approx(-lift)
-    assert lift[owners == "1"].max() > 2
-    with pytest.raises(ValueError, match="1 has no source"):
-        list(force(engine, [replace(one, source=None)], CocoaConfig(), without_source=True))
-    assert collect(force(engine, [one, other], CocoaConfig()))["span"].without_source is None
 
 
 # --- the candidates grown on a text are those that a decode would weigh there, however they are fed

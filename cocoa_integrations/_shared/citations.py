@@ -15,11 +15,9 @@ CITATIONS_KEY = "cocoa_citations"
 
 MIN_ATTENTION = 0.05  # of a cited part by default
 
-NOT_CITED = "some sources are not cited, because %s"
-NOT_FOUND = "the prompt does not have the text of every source as it is"
-CANNOT_ATTEND = (
-    "the attention of this model on its prompt cannot be seen, so its answers cannot be cited. Take a model whose "
-    "source attention is seen, by the list of architectures in the documentation, and do not divide it among processes."
+NOT_CITED = (
+    "some sources are not cited, because the prompt does not have the text of every source as it is, or the model's "
+    "attention on it was not measured"
 )
 MOST_PASSAGES = 256  # in the ``source`` of a request to a server: every span has a value for each
 

@@ -23,11 +23,6 @@ from cocoa_integrations.reports import get_risk, get_spans
 logger = safe_logger(__name__)
 
 AFTER_A_RETRY = "Citations follow a retry: with_risk_retry(..., return_documents=True) | with_citations(prompt, chat)."
-NOT_MEASURED = (
-    "the answer in the input has no attention on the documents: it was not asked for with them as source=, or the "
-    "attention of its model cannot be seen. Leave it out, and with_citations asks the model; or take it from "
-    "with_risk_retry(..., return_documents=True)."
-)
 
 
 class Asker:
@@ -85,8 +80,8 @@ def with_citations(
         message.response_metadata["cocoa_citations"]
 
     The source of a part is the document that the model's retrieval heads attend to most while it is written. ``[n]`` is
-    the n-th document of the input. A document whose text is not in the prompt as it is, is not cited; a warning is
-    logged.
+    the n-th document of the input. A document whose text is not in the prompt as it is, is not cited, and no
+    document is if the model's attention cannot be measured; a warning is logged.
 
     ``cocoa_citations`` has an entry for each citation with ``source`` (from 1), ``id`` (of the document, or ``None``),
     ``metadata`` (of the document), ``start``, ``end``, ``text``, ``attention`` and ``spans``. Each entry of the spans
@@ -111,7 +106,7 @@ def with_citations(
 
     Raises:
         ConfigError: ``chat`` is another model, or ``min_attention`` is not a finite number. A call raises it if the
-            input has no list of documents, or if the attention of a model in this process cannot be measured.
+            input has no list of documents.
     """
     if not isinstance(called_model(chat), ChatCocoa):
         raise ConfigError(f"with_citations takes a ChatCocoa, not a {type(chat).__name__}. {AFTER_A_RETRY}")
@@ -127,7 +122,7 @@ def with_citations(
         most = shared.MOST_PASSAGES if called.is_remote else None
         in_prompt = shared.find_in(await asker.prompt_text(called, filled), texts)[:most]
         message = values.get("answer")
-        if is_given := isinstance(message, AIMessage):
+        if isinstance(message, AIMessage):
             in_prompt = in_prompt if len(in_prompt) == len(texts) else []  # else its passages are not known
         else:
             source = [texts[number].strip() for number in in_prompt]
@@ -139,16 +134,12 @@ def with_citations(
                     raise
                 in_prompt, message = [], await asker.ask(chat, filled, **options, source=[])
         spans = get_spans(message := require_message(message, "with_citations"))
-        if any(len(span.passage_attention or in_prompt) != len(in_prompt) for span in spans):
-            in_prompt = []  # it was written with other passages
-        if in_prompt and spans and not any(span.passage_attention for span in spans):
-            if not called.is_remote:
-                raise ConfigError(NOT_MEASURED if is_given else shared.CANNOT_ATTEND)
-            logger.warning(shared.NOT_CITED, "the model's attention cannot be measured")
-        elif any(text.strip() for number, text in enumerate(texts) if number not in in_prompt):
-            logger.warning(shared.NOT_CITED, shared.NOT_FOUND)
-        measured = [span.passage_attention if in_prompt else [] for span in spans]
-        attentions = [shared.spread(of_span, in_prompt, len(documents)) for of_span in measured]
+        measured = [span.passage_attention or [] for span in spans]
+        if spans and {len(values) for values in measured if values} != {len(in_prompt)}:
+            in_prompt = []  # the answer was written with other passages, or its model's attention cannot be seen
+        if any(text.strip() for number, text in enumerate(texts) if number not in in_prompt):
+            logger.warning(shared.NOT_CITED)
+        attentions = [shared.spread(values if in_prompt else [], in_prompt, len(documents)) for values in measured]
         return cited(message, attentions, documents, min_attention=min_attention, markers=markers)
 
     return chain_of("with_citations", calls, prompt, chat)

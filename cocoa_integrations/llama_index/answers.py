@@ -11,14 +11,12 @@ from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.tools import ToolOutput
 
-from cocoa_engine import ConfigError, passage_attention
+from cocoa_engine import passage_attention
 from cocoa_engine.integration import safe_logger
 from cocoa_engine.report import RISK_KEY, PartReport, RiskReport, SpanReport
 from cocoa_integrations._shared.citations import (
-    CANNOT_ATTEND,
     CITATIONS_KEY,
     NOT_CITED,
-    NOT_FOUND,
     Citation,
     citations_of,
     find_in,
@@ -188,9 +186,9 @@ class Answers(RiskCollector):
         of_parts = [_attention_by_node(part, nodes) for part in parts]
         if not all(is_complete for _, is_complete in of_parts):
             if any(part.answer.asked is None for part in parts):
-                _warn(f"no citations: {NOT_FOUND}")
+                _warn(NOT_CITED)
                 return None
-            logger.warning(NOT_CITED, NOT_FOUND)
+            logger.warning(NOT_CITED)
         return [of_span for attentions, _ in of_parts for of_span in attentions]
 
     def read(self, deltas: Iterator[str], metadata: dict[str, Any], *retrieved: Any) -> Generator[str, None, None]:
@@ -328,9 +326,8 @@ def _attention_by_node(part: Part, nodes: Sequence[NodeWithScore]) -> tuple[list
     if not all(values[number] is not None for values in complete for number in in_prompt):
         source = [texts[number] for number in in_prompt]
         fed_again = passage_attention(engine, answer.generation, prompt_ids, source)
-        if not any(fed_again):
-            raise ConfigError(CANNOT_ATTEND)
         complete = [spread(fed_again[number], in_prompt, len(nodes)) for number in numbers]
+        changed = changed or not any(fed_again)
     return complete, not changed
 
 

@@ -146,7 +146,8 @@ class RiskCitationQueryEngine(RiskQueryEngine):
 
     ``[n]`` is the n-th of ``source_nodes``, as in LlamaIndex's ``CitationQueryEngine``, where the model writes the
     markers, and may cite what it did not use. The source of a part is the node that the model's retrieval heads attend
-    to most while it is written. A node whose text is not in the prompt as it is, is not cited; a warning is logged.
+    to most while it is written. A node whose text is not in the prompt as it is, is not cited, and no node is
+    if the model's attention cannot be measured; a warning is logged.
 
     ``metadata["cocoa_citations"]`` has an entry for each citation with ``source`` (from 1), ``id`` (of the node),
     ``start``, ``end``, ``text``, ``attention`` and ``spans``. Each entry of ``cocoa_risk["spans"]`` has ``source``, and
@@ -162,8 +163,7 @@ class RiskCitationQueryEngine(RiskQueryEngine):
         markers: whether the text of the response gets the markers, at the end of its sentences and clauses.
 
     Raises:
-        ConfigError: as for :class:`RiskQueryEngine`, or ``min_attention`` is not a finite number. A query raises it if
-            the attention of a model in this process cannot be measured.
+        ConfigError: as for :class:`RiskQueryEngine`, or ``min_attention`` is not a finite number.
     """
 
     def __init__(self, inner: BaseQueryEngine, *, min_attention: float = MIN_ATTENTION, markers: bool = True) -> None:

@@ -503,12 +503,11 @@ def test_an_answer_whose_passages_are_not_known_is_not_cited(
     filled = PROMPT.invoke({**VALUES, "context": "\n\n".join(one.page_content for one in DOCUMENTS)})
     answer = quick_chat.invoke(filled, source=["the red one"])  # written with other passages
     shown.append(with_citations(PROMPT, quick_chat).invoke({**VALUES, "answer": answer}))
+    shown.append(with_citations(PROMPT, quick_chat).invoke({**VALUES, "answer": quick_chat.invoke(filled)}))
     for message in shown:
         assert message.response_metadata["cocoa_citations"] == []
         assert all(span["source_attentions"] == [None] * 3 for span in get_risk(message).to_dict()["spans"])
-    assert caplog.text.count("some sources are not cited, because the prompt does not have") == 2
-    with pytest.raises(ConfigError, match="has no attention on the documents: it was not asked for with them"):
-        with_citations(PROMPT, quick_chat).invoke({**VALUES, "answer": quick_chat.invoke(filled)})
+    assert caplog.text.count("some sources are not cited, because the prompt does not have") == 3
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])

@@ -518,7 +518,7 @@ def test_nodes_that_the_messages_do_not_have_are_not_cited(url: str) -> None:
     template = PromptTemplate("{context_str}\n{query_str}", function_mappings=shouted)
     llm = LlamaIndexLLM(base_url=url, max_tokens=12)
     inner = RetrieverQueryEngine.from_args(Finds("the red one"), llm=llm, text_qa_template=template)
-    with pytest.warns(MissingRiskWarning, match="no citations: the prompt does not have"):
+    with pytest.warns(MissingRiskWarning, match="some sources are not cited"):
         response = RiskCitationQueryEngine(inner).query("Hi")
     assert response.metadata is not None
     assert response.metadata["cocoa_risk"]["spans"]

@@ -217,7 +217,10 @@ class CalibrationError(CocoaError, ValueError):
 def explain(error: "ValidationError") -> str:
     """The first errors of a pydantic validation in one line, with shortened values."""
     lines = []
-    details = error.errors(include_url=False, include_context=False)
+    details = error.errors(include_url=False)
+    for detail in details:  # the collector cannot look into pydantic's error: what the frames hold would stay for ever
+        if isinstance(raised := detail.get("ctx", {}).get("error"), Exception):
+            raised.__traceback__ = raised.__context__ = raised.__cause__ = None
     for detail in details[:LISTED]:
         message = shortened(detail["msg"].removeprefix("Value error, "), 400)
         name = shortened(".".join(str(part) for part in detail["loc"]), 120)

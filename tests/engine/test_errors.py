@@ -1,8 +1,10 @@
 """Bad input: one clear error of ours, before the model is run."""
 
 import copy
+import gc
 import json
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, ConfigError, NonFiniteLogitsError, PromptError
+from cocoa_engine import (
+    CocoaConfig,
+    CocoaEngine,
+    CocoaError,
+    ConfigError,
+    NonFiniteLogitsError,
+    PromptError,
+    RiskCalibrator,
+)
 from cocoa_engine.errors import ChatTemplateError, UnsupportedModelError
 from cocoa_engine.model.loading import read_context_window
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -210,6 +220,25 @@ def test_every_error_has_the_one_base() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and kind.__module__ == errors.__name__]
     assert len(kinds) > 5
     assert all(issubclass(kind, CocoaError) for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda: CocoaConfig(stop=[""]), lambda: RiskCalibrator.model_validate_json('{"span": {"isotonic": 3}}')]
+)
+def test_what_holds_an_error_of_validation_does_not_stay_with_it(wrong: Callable[[], Any]) -> None:
+    class Caller:
+        pass
+
+    def refused() -> weakref.ref[Caller]:
+        caller = Caller()
+        with pytest.raises(CocoaError) as error:  # a name of the frame that called
+            wrong()
+        assert error.value.__traceback__ is not None
+        return weakref.ref(caller)
+
+    caller = refused()
+    gc.collect()
+    assert caller() is None
 
 
 def test_the_paper_s_setting_does_not_follow_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import gzip
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -106,11 +107,15 @@ def _cell(rows: Rows, arm: str, column: str) -> str:
 def paired_difference(values: Sequence[float], baseline: Sequence[float], digits: int) -> str:
     """The mean difference of paired values, with its 95 % percentile bootstrap interval over pairs."""
     differences = np.subtract(values, baseline, dtype=np.float64)
-    count = len(differences)
-    draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=DRAWS)
-    estimate = interval(float(differences.mean()), draws @ differences / count)
+    estimate = interval(float(differences.mean()), _draws(len(differences)) @ differences / len(differences))
     shown = estimate.shown(f"+.{digits}f").replace("-", "−")
     return f"**{shown}**" if estimate.low is not None and estimate.low * estimate.high > 0 else shown  # type: ignore[operator]
+
+
+@cache
+def _draws(count: int) -> np.ndarray:
+    """How often each of ``count`` pairs is in each draw."""
+    return np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=DRAWS)
 
 
 def collect(model: str, runs: Sequence[str]) -> None:

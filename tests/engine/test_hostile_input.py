@@ -340,7 +340,7 @@ def test_a_compressed_file_may_not_inflate_without_limit(tmp_path: Path, monkeyp
 
 @needs_pyarrow
 @pytest.mark.parametrize(
-    ("text", "repeated"), [(["a" * 3 * 2**20], False), (["a" * 2**15] * 96, True), ([None] * 10**5, True)], ids=str
+    ("text", "repeated"), [(["a" * 3 * 2**20], False), (["a" * 2**15] * 96, True), ([None] * 10**5, True)]
 )
 def test_a_parquet_file_may_not_inflate_without_limit(
     text: list[Any], repeated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -571,12 +571,12 @@ def measured_text(spans: Sequence[SpanReport], value: Callable[[SpanReport], flo
     offset = spans[0].end - len(texts[0]) if spans else 0
     # not their own offsets: in the text that is shown, marks may stand between them
     ends = list(accumulate(map(len, texts), initial=offset))
-    # without tokens: they are not in a report
-    values: list[dict[str, Any]] = [
-        {"start": start, "end": end, "risk": value(span), "token_log_probs": []}
+    without_tokens: dict[str, Any] = {"token_log_probs": []}  # they are not in a report
+    empty = Span.model_construct(**without_tokens)
+    parts = [
+        empty.model_copy(update={"start": start, "end": end, "risk": value(span)})
         for span, (start, end) in zip(spans, pairwise(ends), strict=True)
     ]
-    parts = [Span.model_construct(**fields) for fields in values]
     tag = text.find(CLOSING) if any(span.part is not None for span in spans) else -1
     begin = offset + tag + len(CLOSING) if tag >= 0 else 0
     return MeasuredText(text, parts, begin=begin, offset=offset)

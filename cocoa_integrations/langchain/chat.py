@@ -266,10 +266,11 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         """
         details = {"tool_choice": tool_choice, "strict": strict, "parallel_tool_calls": parallel_tool_calls}
         options = {name: value for name, value in {**details, **kwargs}.items() if value is not None}
+        tools = structured.openai_tools(tools, strict=strict)  # at once: an iterator gives them once
         self.with_options({"tools": tools, **options})  # reports errors now rather than at the first call
         if not tools and not options.keys() - details.keys():
             return self
-        return self.bind(tools=[structured.openai_tool(tool, strict=strict) for tool in tools], **options)
+        return self.bind(tools=tools, **options)
 
     def with_structured_output(
         self,

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -15,7 +15,6 @@ from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool, Tool, create_schema_from_function
 from langchain_core.utils.function_calling import convert_to_openai_function
 from langchain_core.utils.json import parse_partial_json
-from pydantic.errors import PydanticUserError
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.integration import short_repr, shortened
@@ -36,7 +35,7 @@ _HINTS: dict[str | None, str] = {  # by the finish reason of an incomplete answe
 def tool_request(options: Mapping[str, Any]) -> ToolRequest:
     """The tools, of every type that LangChain accepts, and the response format that the options of a call ask for."""
     strict = options.get("strict")
-    tools = [openai_tool(tool, strict=strict) for tool in options.get("tools") or ()]
+    tools = openai_tools(options.get("tools") or (), strict=strict)
     return ToolRequest.of(
         list({_without_titles(tool): tool for tool in reversed(tools)}.values())[::-1],  # as a class and its schema
         tool_choice=options.get("tool_choice"),
@@ -56,6 +55,12 @@ def _without_titles(tool: dict[str, Any]) -> str:
         return repr(id(tool))
 
 
+def openai_tools(tools: Any, *, strict: bool | None = None) -> list[dict[str, Any]]:
+    if not isinstance(tools, Iterable):
+        raise ConfigError(f"tools takes a list of tools, not {short_repr(tools)}")
+    return [openai_tool(tool, strict=strict) for tool in tools]
+
+
 def openai_tool(tool: Any, *, strict: bool | None = None) -> dict[str, Any]:
     """A tool in OpenAI's format; a ``ConfigError`` if it cannot be converted."""
     try:
@@ -72,7 +77,7 @@ def openai_tool(tool: Any, *, strict: bool | None = None) -> dict[str, Any]:
             named = {"title": tool.name, "description": tool.description} if isinstance(tool, BaseTool) else {}
             function = function_of({**made, **named})
         return {"type": "function", "function": {**function, **({} if strict is None else {"strict": strict})}}
-    except (PydanticUserError, TypeError, ValueError, AttributeError, NameError) as error:
+    except Exception as error:  # of the code of any type
         raise ConfigError(
             f"{short_repr(tool)} is not a tool: give a function, a LangChain tool, a pydantic class, a TypedDict, a "
             f"tool in OpenAI's format, or a JSON schema with a title ({shortened(str(error), 300)})"
@@ -109,7 +114,7 @@ class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
     """Parses the JSON of an answer. LangChain's own parser completes JSON that was cut off."""
 
     read: Any = None  # makes the result from JSON; None for plain JSON values
-    json_schema: dict[str, Any] | None = None  # of a complete answer
+    json_schema: Any = None  # of a complete answer
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         info = getattr(getattr(result[0], "message", None), "response_metadata", {})

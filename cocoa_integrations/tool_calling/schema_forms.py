@@ -6,7 +6,6 @@ from types import UnionType
 from typing import Annotated, Any, ForwardRef, Literal, Optional, Union, get_args, get_origin
 
 from pydantic import Field, TypeAdapter, create_model
-from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 from typing_extensions import NotRequired, ReadOnly, Required, get_type_hints, is_typeddict
 
@@ -30,7 +29,7 @@ def json_schema(form: Any) -> dict[str, Any]:
         if adapter.core_schema["type"] == "call":
             raise TypeError("it is a function")
         return _inlined(adapter.json_schema(schema_generator=_WithoutFieldTitles))
-    except (PydanticUserError, TypeError, ValueError, NameError) as error:
+    except Exception as error:  # of the code of any type
         raise ConfigError(
             f"{short_repr(form)} is not a schema: give a pydantic class, a TypedDict, a dataclass or a JSON schema "
             f"({shortened(str(error).partition(chr(10))[0], 200)})"

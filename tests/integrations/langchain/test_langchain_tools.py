@@ -1,5 +1,7 @@
 """Tools and structured output, and the risk of every field and nested argument."""
 
+from contextlib import suppress
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -268,3 +270,31 @@ def test_the_middleware_checks_a_nested_value_if_it_is_named(chat: ChatCocoa) ->
     assert all(f"{name}=" in result() for name in ("person", "items", "paid"))
     assert "$.person.age (" in result(arguments=["$.person.age"])
     assert result(arguments=["$.person.size"]) == "ran"
+
+
+@dataclass
+class Spot:
+    city: str
+
+
+class Unbuilt:
+    def __get_pydantic_core_schema__(self, *_: Any) -> Any:
+        raise LookupError("an error of a user's type")
+
+
+NO_SCHEMAS = ['{"type": "object"}', "city", 5, Spot("Oslo"), Spot, Unbuilt, len, Ellipsis, {1: 2}, [get_weather], None]
+
+
+@pytest.mark.parametrize("form", NO_SCHEMAS)
+@pytest.mark.parametrize("use", ["bind_tools", "tools", "with_structured_output"])
+def test_whatever_is_no_tool_or_schema_is_told_in_our_words(chat: ChatCocoa, form: Any, use: str) -> None:
+    with suppress(ConfigError):
+        if use == "with_structured_output":
+            chat.with_structured_output(form)
+        else:
+            chat.bind_tools([form] if use == "bind_tools" else form)
+
+
+def test_tools_that_an_iterator_gives_once_are_bound(caller: ChatCocoa) -> None:
+    tools = [get_weather, get_time]
+    assert caller.bind_tools(iter(tools), tool_choice="any") == caller.bind_tools(tools, tool_choice="any")

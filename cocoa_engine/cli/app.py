@@ -1,5 +1,6 @@
 """The application with all commands. Errors are shown as one line, or with their traceback under ``--debug``."""
 
+import codecs
 import io
 import os
 import signal
@@ -50,6 +51,10 @@ class OneLineErrors(TyperGroup):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")
+        if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():
+            # as files are read; in some locales, bytes that are not text would become lone surrogates
+            is_utf_8 = codecs.lookup(sys.stdin.encoding).name == "utf-8"
+            sys.stdin.reconfigure(encoding="utf-8-sig" if is_utf_8 else None, errors="strict")
         received: list[int] = []  # SIGTERM, which Typer takes for Ctrl-C
         try:
             with _sigterm_interrupts(received):

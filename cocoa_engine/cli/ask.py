@@ -388,7 +388,7 @@ def _lines(console: Console, interactive: bool) -> Iterator[str]:
         try:
             yield from sys.stdin or ()
         except UnicodeError as error:
-            raise PromptError(f"the questions are not text: {error}") from error
+            raise PromptError("the questions are not text: convert them to UTF-8 (iconv)") from error
     while interactive:
         try:
             line = input("> " if console.is_terminal else "")

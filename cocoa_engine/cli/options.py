@@ -63,9 +63,9 @@ class Request:
             raise PromptError("there is no question: give one as the argument, or pipe it into stdin")
         try:
             self.question = sys.stdin.read().removesuffix("\n") if piped else str(self.prompt)
-            self.question.encode()  # in some locales, bytes that are not text become lone surrogates
+            self.question.encode()  # in some locales, bytes of an argument become lone surrogates
         except UnicodeError as error:
-            raise PromptError(f"the question is not text: {error}") from error
+            raise PromptError("the question is not text: convert it to UTF-8 (iconv)") from error
         if not self.question.strip():
             raise PromptError("the question is empty")
         self.sources = [read_source(file) for file in self.source or ()]

@@ -1,7 +1,9 @@
 """``cocoa score`` of texts and of rows, ``cocoa info``, ``cocoa bench``, the command as a process, and bad input."""
 
+import codecs
 import inspect
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -440,6 +442,25 @@ def test_bad_stdin(cocoa: Cocoa, loads: list[object]) -> None:
     for stdin in ("", "  \n", b"\xff\xfe\x00"):
         assert_one_line(cocoa("ask", stdin=stdin), "the question is")
     assert loads == []
+
+
+@pytest.mark.parametrize("command", ["ask --json", "chat"])
+def test_piped_questions_are_read_as_files_are(cocoa: Cocoa, command: str) -> None:
+    question = "Où est Rome ?\n".encode()
+    asked, marked = (
+        cocoa(*command.split(), "--max-new-tokens", "3", stdin=mark + question) for mark in (b"", codecs.BOM_UTF8)
+    )
+    assert successful(marked).stdout == successful(asked).stdout
+    assert_one_line(cocoa(*command.split(), stdin=codecs.BOM_UTF16 + question), "to UTF-8")
+
+
+def test_bytes_that_are_no_text_are_told_in_every_locale() -> None:
+    words, question = [*COCOA, "ask"], "Où est Rome ?".encode("latin-1")
+    for locale in ("C", "C.UTF-8"):
+        done = subprocess.run(
+            words, input=question, capture_output=True, timeout=LIMIT, env=os.environ | {"LC_ALL": locale}
+        )
+        assert (done.returncode, done.stderr) == (2, b"cocoa: the question is not text: convert it to UTF-8 (iconv)\n")
 
 
 def test_an_empty_name_of_a_model() -> None:

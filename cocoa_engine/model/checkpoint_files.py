@@ -27,9 +27,9 @@ def locate(name: str) -> tuple[str, str | None]:
     folder with one GGUF file and no ``config.json`` means that file. Of a model that was split it is the first part.
     """
     path = Path(name).expanduser()
+    if path.is_file():  # Ollama's have no suffix
+        return str(path.parent), parts_of(path.name)[0]
     if name.lower().endswith(SUFFIX) and not path.is_dir():
-        if path.is_file():
-            return str(path.parent), parts_of(path.name)[0]
         words = name.split("/")
         if len(words) < 3 or name.startswith((".", "~")) or path.is_absolute() or Path(words[0]).exists():
             raise ModelLoadError(
@@ -75,9 +75,8 @@ def require_model(name: str, options: dict[str, Any]) -> str:
         return name
     source = Path(name)
     if not source.is_dir():
-        problem = "is a file, not a folder" if source.exists() else "does not exist"
         raise ModelLoadError(
-            f"{source} {problem}; name a folder with config.json and weights, a GGUF file, or a Hub id"
+            f"{source} does not exist; name a folder with config.json and weights, a GGUF file, or a Hub id"
         )
     folder = source / options.get("subfolder", "")
     if "gguf_file" in options:

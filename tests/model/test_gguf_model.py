@@ -170,6 +170,13 @@ def test_a_file_or_a_folder_with_one_file_is_the_model(file: Path, answer: str) 
     assert json.loads(result.stdout)["text"] == answer
 
 
+@pytest.mark.parametrize("name", ["sha256-0a1b2c", "small.gguf.1", "SMALL.GGUF", "small"])
+def test_file_of_any_name(file: Path, answer: str, tmp_path: Path, name: str) -> None:
+    (renamed := tmp_path / name).symlink_to(file)
+    assert CocoaEngine.from_pretrained(renamed).generate("he", max_new_tokens=6).text == answer
+    assert read_context_window(renamed) == 128
+
+
 def test_file_in_a_repository_of_the_hub() -> None:
     for file in ("small-q8_0.gguf", "below/small.gguf"):
         assert locate(f"owner/model/{file}") == ("owner/model", file)

@@ -212,7 +212,7 @@ def test_remote_code_runs_if_trusted(tiny: Path, tmp_path: Path, monkeypatch: py
     [
         *((name, "does not exist; name a folder") for name in ("/no/such/folder", "./here", "~/no-folder", "a/b/c")),
         ("what is this", "cannot load the model what is this"),
-        (__file__, r"test_loading\.py is a file, not a folder"),
+        (__file__, r"test_loading\.py is not a GGUF file; of another model, name the folder"),
         *((name, "the name of the model is") for name in (5, ["x"], b"x")),
     ],
 )

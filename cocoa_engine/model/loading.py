@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -375,6 +376,8 @@ def _load_error(what: str, name: str, error: BaseException) -> CocoaError:
     reason = f"{first} {more[0].strip()}" if more and first.endswith(":") else first or type(error).__name__
     if "couldn't connect" in reason or "cannot find the requested files" in reason.lower():
         reason = "it is neither a local folder nor in the Hub's cache, and the Hub cannot be reached (offline?)"
-    if not isinstance(error, OSError) and (files := sorted(file.name for file in Path(name).glob("*.json"))):
+    if isinstance(error, SafetensorError):
+        reason += "; fetch its weights (*.safetensors) again: they are damaged, or pointers of Git LFS"
+    elif not isinstance(error, OSError) and (files := sorted(file.name for file in Path(name).glob("*.json"))):
         reason += f"; check the options, and the values in {', '.join(files[:8])}"
     return ModelLoadError(f"cannot load the {what} {name}: {reason}")

@@ -274,7 +274,10 @@ SPOILT: list[tuple[dict[str, Any], str]] = [
     # damaged
     *(({"config.json": content}, "cannot load the model ") for content in ("{", "{}", '{"model_type": "unheard-of"}')),
     ({"tokenizer.json": "{"}, "cannot load the tokenizer "),
-    ({"model.safetensors": "damaged"}, "cannot load the model "),
+    *(
+        ({"model.safetensors": content}, r"cannot load the model .*; fetch its weights \(\*\.safetensors\) again")
+        for content in ("", "damaged", "version https://git-lfs.github.com/spec/v1", "<html>" * 9)
+    ),
     # that do not fit, or are missing
     ({"config.json": {"intermediate_size": 24}}, "cannot load the model"),
     ({"model.safetensors": None}, "has no weights"),

@@ -33,7 +33,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError, ConfigError, DataError, need
 from cocoa_engine.files import draft_of, is_stream
 from cocoa_engine.lab.data import LabelledText, Question, read_questions, sample
-from cocoa_engine.lab.files import read_document
+from cocoa_engine.lab.files import read_document, suffix_of
 from cocoa_engine.methods import METHODS
 from cocoa_engine.risk.calibrator import RiskCalibrator, Settings
 from cocoa_engine.risk.features import Level
@@ -53,7 +53,7 @@ FITTED_SETTINGS = [name for name in Settings.model_fields if name != "branches"]
 
 def read_documents(path: Path) -> list[str]:
     """The text of a file, or of each ``.txt`` and ``.md`` file of a folder, in the order of their names."""
-    files = sorted(file for file in path.rglob("*") if file.suffix in (".txt", ".md")) if path.is_dir() else [path]
+    files = sorted(file for file in path.rglob("*") if suffix_of(file) in (".txt", ".md")) if path.is_dir() else [path]
     if not files:
         raise DataError(f"{path} has no .txt or .md files.")
     return [read_document(file) for file in files]

@@ -14,7 +14,17 @@ from typing import Annotated, NamedTuple, TypeVar
 from pydantic import Field, RootModel, StrictBool, StrictInt
 
 from cocoa_engine.errors import DataError, unknown
-from cocoa_engine.lab.files import Row, RowModel, parsed, read_csv, read_json, read_json_lines, read_parquet, read_text
+from cocoa_engine.lab.files import (
+    Row,
+    RowModel,
+    parsed,
+    read_csv,
+    read_json,
+    read_json_lines,
+    read_parquet,
+    read_text,
+    suffix_of,
+)
 from cocoa_engine.text_matching import contains, normalized
 
 __all__ = [
@@ -216,8 +226,9 @@ def read_questions(path: str | Path) -> list[Question]:
     path = Path(path)
     questions: dict[tuple[str, str | None], Question] = {}
     swapped: set[str] = set()
-    for where, value in read_parquet(path) if path.suffix == ".parquet" else read_json_lines(path):
-        if path.suffix == ".parquet":
+    is_parquet = path.suffix.lower() == ".parquet"
+    for where, value in read_parquet(path) if is_parquet else read_json_lines(path):
+        if is_parquet:
             swap = parsed(_SwapRow, value, where)
             if swap.question in swapped:  # the other rows swap in other answers
                 continue
@@ -500,8 +511,8 @@ class Reader(NamedTuple):
         """Whether an existing file or folder looks like this format."""
         if path.is_dir():
             return any(file for pattern in self.in_folder for file in path.glob(pattern))
-        if path.suffix != self.suffix or self.key is None:
-            return path.suffix == self.suffix
+        if (suffix := suffix_of(path)) != self.suffix or self.key is None:
+            return suffix == self.suffix
         rows: Iterator[Row] = read_json_lines(path) if self.suffix == ".jsonl" else iter([("", read_json(path))])
         _, first = next(rows, ("", None))
         return isinstance(first, Mapping) and self.key in first

@@ -44,6 +44,11 @@ def read_text(path: Path) -> str:
         ) from None
 
 
+def suffix_of(path: Path) -> str:
+    """The suffix of a text file in lower case, without that of its compression."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
 def read_document(path: Path) -> str:
     """Read a text file as :func:`read_text` does, with ``\\n`` at the end of every line."""
     return io.StringIO(read_text(path), newline=None).read()

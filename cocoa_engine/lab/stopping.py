@@ -13,7 +13,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ChatTemplateError, ConfigError, DataError
 from cocoa_engine.lab.cache import AnswerCache, answered
 from cocoa_engine.lab.data import Question
-from cocoa_engine.lab.files import RowModel, parsed, read_json_lines, read_text
+from cocoa_engine.lab.files import RowModel, parsed, read_json_lines, read_text, suffix_of
 from cocoa_engine.model.prompts import Prompt, chat_of
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.policy import reaches
@@ -105,7 +105,7 @@ def _finite(risk: float | None) -> float:
 def read_own_prompts(path: str | Path) -> list[OwnPrompt]:
     """Read a file of prompts or of measured answers."""
     path = Path(path)
-    if path.suffix.lower() == ".txt":
+    if suffix_of(path) == ".txt":
         prompts = [OwnPrompt(line.strip()) for line in read_text(path).split("\n") if line.strip()]
     else:
         prompts = [_read(parsed(_Line, value, where), where) for where, value in read_json_lines(path)]

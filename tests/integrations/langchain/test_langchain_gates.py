@@ -44,7 +44,7 @@ from cocoa_integrations.langchain import (
 from cocoa_integrations.langchain.answers import reduced
 from cocoa_integrations.langchain.citations import cited
 from cocoa_integrations.langchain.messages import message_content
-from tests.helpers.alike import close
+from tests.helpers.alike import all_spans, close, risk_report, to_dicts, without_offsets
 from tests.helpers.edited_answers import (
     CLOSINGS,
     MARKS,
@@ -60,7 +60,6 @@ from tests.helpers.edited_answers import (
 )
 from tests.helpers.made_up_answers import generation
 from tests.helpers.reasoning_models import PLAIN, reasoning_engine, saying
-from tests.helpers.reports import all_spans, risk_report, to_dicts, without_offsets
 
 pytestmark = pytest.mark.also_remote
 

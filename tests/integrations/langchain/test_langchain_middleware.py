@@ -31,7 +31,7 @@ from cocoa_integrations.langchain import (
     max_risk,
 )
 from cocoa_integrations.langchain.agents import RiskMiddleware
-from tests.helpers.reports import made_report, to_dicts, without_offsets, without_run
+from tests.helpers.alike import made_report, to_dicts, without_offsets, without_run
 from tests.helpers.structured import engine_for_schemas
 
 pytestmark = pytest.mark.also_remote

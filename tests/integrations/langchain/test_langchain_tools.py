@@ -17,8 +17,7 @@ from typing_extensions import TypedDict
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.langchain import ChatCocoa, ToolRiskMiddleware, argument_risks, field_risks, get_risk, get_spans
 from cocoa_integrations.langchain.structured import WholeJsonParser
-from tests.helpers.alike import close
-from tests.helpers.reports import to_dicts
+from tests.helpers.alike import close, to_dicts
 from tests.helpers.structured import PATHS, Order, check_fields, engine_for_schemas
 
 QUESTION = "What is the weather in San Francisco for 3 days?"

@@ -17,9 +17,8 @@ from pydantic import BaseModel, Field
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, argument_risks, collect_risk, field_risks, get_risk
 from cocoa_integrations.llama_index.structured import _with_properties
-from tests.helpers.alike import close
+from tests.helpers.alike import close, to_dicts, without_run
 from tests.helpers.llama_index_helpers import Listener, Script
-from tests.helpers.reports import to_dicts, without_run
 from tests.helpers.structured import Order, check_fields, engine_for_schemas
 
 

@@ -58,6 +58,7 @@ from cocoa_integrations.llama_index import (
 from cocoa_integrations.llama_index.answers import joined, parts_of
 from cocoa_integrations.llama_index.callbacks import Collected, Observers
 from cocoa_integrations.llama_index.retrieved import by_source_node
+from tests.helpers.alike import stand_in, to_dicts, without_markers
 from tests.helpers.edited_answers import (
     MARKS,
     REDACTED,
@@ -71,7 +72,6 @@ from tests.helpers.edited_answers import (
 from tests.helpers.llama_index_helpers import Finds, Listener, answered
 from tests.helpers.made_up_answers import generation
 from tests.helpers.paths import CORPUS
-from tests.helpers.reports import stand_in, to_dicts, without_markers
 
 BUILT = "Who built the lighthouse, and in which year?"
 QUESTION = "Who is it?"

@@ -22,10 +22,9 @@ from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, PromptError
 from cocoa_engine.report import RISK_KEY
 from cocoa_integrations._shared.options import config_of
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent, RiskScores, collect_risk
-from tests.helpers.alike import near
+from tests.helpers.alike import all_spans, near, risk_report, to_dicts, without_run
 from tests.helpers.in_threads import join, start
 from tests.helpers.llama_index_helpers import PROMPT, Listener
-from tests.helpers.reports import all_spans, risk_report, to_dicts, without_run
 from tests.helpers.span_handlers import Events, Spans
 
 QUESTION = [ChatMessage("Name a colour.")]

@@ -11,9 +11,8 @@ from cocoa_engine import CocoaConfig, Generation
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations.server import ServerSettings, create_app
 from tests.helpers import tool_templates
-from tests.helpers.alike import near
+from tests.helpers.alike import near, wire_report
 from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, READS_REASONING
-from tests.helpers.reports import wire_report
 from tests.helpers.served import (
     ASKED,
     CHAT,

@@ -11,8 +11,8 @@ from llama_index.llms.openai_like import OpenAILike
 from openai import AsyncOpenAI, OpenAI
 
 from tests.helpers import tool_templates
+from tests.helpers.alike import wire_report
 from tests.helpers.remote import serving
-from tests.helpers.reports import wire_report
 from tests.helpers.served import HELLO, Speaker, speaker
 
 LIMIT = 24

@@ -10,8 +10,7 @@ import torch
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime, __version__
 from cocoa_integrations.server import ServerSettings, create_app
-from tests.helpers.alike import near
-from tests.helpers.reports import risk_report
+from tests.helpers.alike import near, risk_report
 from tests.helpers.served import HELLO, PATIENCE, SCORE, Speaker, client_of, happens, post, refusal, speaker
 
 PROMPT = "A tower is in Paris. Where is the tower?"

@@ -20,10 +20,9 @@ from cocoa_engine.report import RiskReport
 from cocoa_integrations._shared.citations import Citation
 from cocoa_integrations.langchain import ChatCocoa, get_risk, get_spans, with_citations, with_risk_retry
 from cocoa_integrations.llama_index import CocoaLLM, RiskCitationQueryEngine
-from tests.helpers.alike import near
+from tests.helpers.alike import near, stand_in, to_dicts, without_markers
 from tests.helpers.llama_index_helpers import Finds, answered
 from tests.helpers.reasoning_models import PLAIN
-from tests.helpers.reports import stand_in, to_dicts, without_markers
 from tests.helpers.rivals import heads_file, heads_of
 from tests.helpers.tiny_models import LoweringTokenizer, tiny_model, tiny_tokenizer
 

@@ -20,9 +20,8 @@ from cocoa_engine.risk.calibrator import RiskCalibrator, Settings
 from cocoa_integrations.judging import AnswerJudge, RagasRisk
 from cocoa_integrations.langchain import ChatCocoa, risk_evaluator
 from cocoa_integrations.llama_index import CocoaLLM, RiskEvaluator
-from tests.helpers.alike import near
+from tests.helpers.alike import near, risk_report
 from tests.helpers.made_up_risk import fitted
-from tests.helpers.reports import risk_report
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 
 QUESTION, CONTEXTS = "Who is it?", ["the red one", "it rains"]

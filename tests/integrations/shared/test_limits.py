@@ -36,10 +36,10 @@ from cocoa_integrations.llama_index import CocoaLLM, RiskCitationQueryEngine, Ri
 from cocoa_integrations.reports import get_risk
 from cocoa_integrations.tool_calling import Plan, ToolRequest, parts_of_report
 from cocoa_integrations.tracing import Scoring
+from tests.helpers.alike import all_spans, made_report, risk_report
 from tests.helpers.engines import endless
 from tests.helpers.llama_index_helpers import Finds
 from tests.helpers.made_up_answers import generation
-from tests.helpers.reports import all_spans, made_report, retry_plan, risk_report
 
 PARTS = (("The Seine", 0.6), (" is", 0.9), (" long", 0.2), (".", 0.99), (" It ends", 0.3), (".", 0.1))
 TEXT = "".join(text for text, _ in PARTS)
@@ -253,6 +253,28 @@ def test_a_tool_is_not_called(risk: float) -> None:
     risks = {"tool_calls": [{"id": "1", "name": "weather", "risk": None, "error": None, "arguments": {"city": city}}]}
     message = message_with(0.1, **risks).model_copy(update={"tool_calls": [call]})
     assert RiskyToolCalls(HIGH).values(call, [message]) == {"city": math.inf}
+
+
+def retry_plan(
+    threshold: float | None = None, max_tries: int = 3, measure: Any = None, on_risk: Any = "keep"
+) -> RetryPlan:
+    """The plan of attempts that differ in alpha."""
+    return RetryPlan(
+        alpha=1.0,
+        retriever=None,
+        top_k=3,
+        has_second=False,
+        is_same=lambda step: not step,
+        threshold=threshold,
+        max_tries=max_tries,
+        settings=None,
+        alphas=None,
+        top_k_growth=None,
+        measure=measure,
+        on_risk=on_risk,
+        mark="[[{text}]]",
+        answer="I don't know.",
+    )
 
 
 @NOT_FINITE

@@ -21,9 +21,8 @@ from cocoa_engine.risk.words import Range, word_ranges
 from cocoa_integrations._shared.citations import Citation, citations_of, marker_edits, with_markers
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations.langchain import risk_gate
-from tests.helpers.alike import near
+from tests.helpers.alike import all_spans, near, risk_report, stand_in, to_dicts
 from tests.helpers.made_up_answers import generation
-from tests.helpers.reports import all_spans, risk_report, stand_in, to_dicts
 
 BREAKS = ("\n", "\n\n", "\n- ", "\n1. ", "\n# ", "\n```python\nx = 1\n```\n", "\n| a. b | c |\n|---|---|\n", "> ")
 ANY = st.lists(

@@ -30,11 +30,10 @@ from cocoa_integrations.chat_service.local import GrowingAnswer
 from cocoa_integrations.langchain import ChatCocoa, field_risks, get_risk, get_risk_callback, get_spans, risk_gate
 from cocoa_integrations.llama_index import CocoaLLM, RiskChatEngine, RiskQueryEngine, argument_risks, collect_risk
 from cocoa_integrations.tool_calling import Plan, ToolRequest
-from tests.helpers.alike import close
+from tests.helpers.alike import close, risk_report, to_dicts, without_run
 from tests.helpers.made_up_answers import generation
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, READS_REASONING, reasoning_engine, saying
-from tests.helpers.reports import risk_report, to_dicts, without_run
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 ADDS = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'

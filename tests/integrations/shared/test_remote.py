@@ -48,13 +48,12 @@ from cocoa_integrations.llama_index import MissingRiskWarning, RiskCitationQuery
 from cocoa_integrations.llama_index.answers import Answers
 from cocoa_integrations.llama_index.retrieved import add_nodes
 from cocoa_integrations.server import create_app
-from tests.helpers.alike import close, token_counts, without_reuse
+from tests.helpers.alike import close, to_dicts, token_counts, without_reuse
 from tests.helpers.in_threads import wait_until
 from tests.helpers.inside import sequences_running
 from tests.helpers.llama_index_helpers import Finds
 from tests.helpers.reasoning_models import OPENS, READS_REASONING
 from tests.helpers.remote import Recording, listening, serving
-from tests.helpers.reports import to_dicts
 from tests.helpers.rivals import heads_file, heads_of
 from tests.helpers.served import speaker
 from tests.helpers.structured import PATHS, Order, engine_for_schemas

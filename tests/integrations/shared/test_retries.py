@@ -28,10 +28,9 @@ from cocoa_integrations._shared.tries import Try
 from cocoa_integrations.langchain import ChatCocoa, get_risk, get_risk_callback, with_risk_retry
 from cocoa_integrations.langchain.retry import top_k_of, with_top_k
 from cocoa_integrations.llama_index import CocoaLLM, RiskRetryQueryEngine, collect_risk
-from tests.helpers.alike import near
+from tests.helpers.alike import near, to_dicts, without_run
 from tests.helpers.llama_index_helpers import Finds, answered
 from tests.helpers.reasoning_models import PLAIN
-from tests.helpers.reports import to_dicts, without_run
 from tests.helpers.tiny_models import endless_tokenizer, tiny_model
 
 QUESTION = "Who is the red one, and does it rain?"

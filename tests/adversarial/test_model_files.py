@@ -21,9 +21,8 @@ from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from tests.helpers.family_gguf import write_family, write_tiny_gguf
 from tests.helpers.made_up_risk import TINY, fitted
-from tests.helpers.model_folders import save_model
 from tests.helpers.mutations import broken, broken_json, each_change, fuzz, mutated, mutated_json, outcome, survives
-from tests.helpers.tiny_models import NUM_LAYERS, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import NUM_LAYERS, save_model, tiny_model, tiny_tokenizer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),

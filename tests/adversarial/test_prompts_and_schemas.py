@@ -16,11 +16,17 @@ from cocoa_engine import Cancellation, CocoaEngine, CocoaError, Generation, Requ
 from cocoa_engine.errors import DataError, PromptError
 from cocoa_engine.risk import CalibrationWarning
 from tests.helpers.alike import answers
-from tests.helpers.engines import endless, prompt
 from tests.helpers.in_threads import together
 from tests.helpers.inside import assert_idle
 from tests.helpers.mutations import CONTROLS, ESCAPES, MESSAGE_LIMIT, fuzz, mutated_json, outcome
-from tests.helpers.tiny_models import VOCAB_SIZE, sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import (
+    VOCAB_SIZE,
+    endless,
+    prompt,
+    sentencepiece_like_tokenizer,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 from tests.architectures.__main__ import MARKED, PAGE, counts, document
 from tests.architectures.small_configs import MODEL_TYPES, small_model
 from tests.architectures.sweep import DifferentError, Outcome, difference, examine
-from tests.helpers.engines import engine_of
 from tests.helpers.reference import FullForward, Reference
+from tests.helpers.tiny_models import engine_of
 
 
 @pytest.mark.slow

@@ -13,8 +13,7 @@ from pydantic import TypeAdapter
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
 from cocoa_engine.cli.ask import TOO_RISKY
 from cocoa_engine.rendering.highlights import RiskScale
-from tests.helpers.cocoa import Cocoa, successful
-from tests.helpers.interrupts import press_ctrl_c
+from tests.helpers.cocoa import Cocoa, press_ctrl_c, successful
 from tests.helpers.settings import SETTINGS
 
 QUESTION = "What is the capital of France?"

@@ -20,8 +20,7 @@ from cocoa_engine.cli.options import LoadOptions, commands, with_options
 from cocoa_engine.cli.score import risk_of_row, score_rows, scored_row
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
 from cocoa_engine.rendering.wording import NOT_CALIBRATED
-from tests.helpers.cocoa import Cocoa, assert_refused, successful
-from tests.helpers.interrupts import press_ctrl_c
+from tests.helpers.cocoa import Cocoa, assert_refused, press_ctrl_c, successful
 from tests.helpers.made_up_answers import generation
 from tests.helpers.processes import LIMIT, run
 

@@ -18,8 +18,7 @@ from cocoa_engine.lab.data import read_labelled
 from cocoa_engine.lab.stopping import SHARES, Answer, Count, by_default, measure, read_own_prompts, suggested
 from cocoa_engine.risk.fitted import Rule
 from tests.helpers.alike import near
-from tests.helpers.cocoa import Cocoa, assert_refused, successful
-from tests.helpers.interrupts import press_ctrl_c
+from tests.helpers.cocoa import Cocoa, assert_refused, press_ctrl_c, successful
 from tests.helpers.made_up_risk import fitted
 
 pytestmark = pytest.mark.usefixtures("divided_once")

@@ -21,8 +21,7 @@ from cocoa_engine.cli.output import reserved
 from cocoa_engine.errors import ConfigError, OutputError
 from cocoa_engine.files import append, draft_of, locked, open_in_place, require_writable, write_file
 from cocoa_engine.lab.fit_calibrator import verdict
-from tests.helpers.cocoa import Cocoa, assert_refused, successful
-from tests.helpers.interrupts import press_ctrl_c
+from tests.helpers.cocoa import Cocoa, assert_refused, press_ctrl_c, successful
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
 from tests.helpers.mutations import outcome
 from tests.helpers.processes import limited

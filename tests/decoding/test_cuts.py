@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
 from cocoa_engine.config import MethodName
 from tests.helpers.alike import answers, near
-from tests.helpers.engines import engine_of
-from tests.helpers.forward_passes import record, steps
+from tests.helpers.inside import record, steps
 from tests.helpers.mutations import fuzz
 from tests.helpers.prompts import PROMPTS
 from tests.helpers.rivals import config_of
@@ -26,6 +25,7 @@ from tests.helpers.tiny_models import (
     PAD,
     VOCAB_SIZE,
     WellFormedText,
+    engine_of,
     sentencepiece_like_tokenizer,
     tiny_model,
     tiny_tokenizer,

@@ -17,10 +17,9 @@ from cocoa_engine.decoding.speculation import Guess, PromptLookup
 from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.forward.base import Segment
 from tests.helpers.alike import assert_alike, assert_all_alike
-from tests.helpers.engines import engine_of, prompt
-from tests.helpers.forward_passes import record, steps
+from tests.helpers.inside import record, steps
 from tests.helpers.prompts import chat
-from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import VOCAB_SIZE, engine_of, prompt, tiny_model, tiny_tokenizer
 
 BOUNDARIES = ["right", "left", "own", "fixed"]
 

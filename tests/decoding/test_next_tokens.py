@@ -15,11 +15,11 @@ from cocoa_engine.decoding.next_tokens import next_tokens, row_statistics
 from cocoa_engine.execution.backends import KINDS
 from tests.helpers.alike import answers, near
 from tests.helpers.backends import LINEAR_BACKENDS, made
-from tests.helpers.engines import prompt as random_prompt
 from tests.helpers.inside import use_backend
 from tests.helpers.libraries import needs_kernels
 from tests.helpers.rivals import config_of
 from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import prompt as random_prompt
 
 NATIVE = [pytest.param(True, marks=needs_kernels), False]
 

@@ -24,15 +24,12 @@ from cocoa_engine.execution.forward.base import Segment
 from cocoa_engine.interruptions import interruptible
 from tests.helpers.alike import answers, assert_alike, assert_all_alike
 from tests.helpers.backends import made
-from tests.helpers.engines import endless, engine_of, prompt
-from tests.helpers.forward_passes import record
-from tests.helpers.hooks import hook_count
 from tests.helpers.in_threads import join, start, wait_until
-from tests.helpers.inside import assert_idle, calls_waiting, use_backend
+from tests.helpers.inside import assert_idle, calls_waiting, hook_count, record, use_backend
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.processors import Asks, Held, Meets
 from tests.helpers.rivals import RIVALS, config_of
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import endless, engine_of, prompt, tiny_model, tiny_tokenizer
 
 Ask = Callable[..., Any]
 

@@ -19,13 +19,18 @@ from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.execution.forward.base import Segment
 from cocoa_engine.execution.scheduler import Scheduler, Work
 from tests.helpers.alike import answers, assert_alike, assert_all_alike
-from tests.helpers.engines import endless, engine_of, prompt
-from tests.helpers.forward_passes import record, steps
-from tests.helpers.hooks import hook_count
 from tests.helpers.in_threads import join, start, together, wait_until
-from tests.helpers.inside import assert_idle, calls_waiting, open_sequences, sequences_running
+from tests.helpers.inside import (
+    assert_idle,
+    calls_waiting,
+    hook_count,
+    open_sequences,
+    record,
+    sequences_running,
+    steps,
+)
 from tests.helpers.processors import Asks, Held, Meets
-from tests.helpers.tiny_models import tiny_model
+from tests.helpers.tiny_models import endless, engine_of, prompt, tiny_model
 
 Call = Callable[[CocoaEngine], Any]
 

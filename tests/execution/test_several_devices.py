@@ -14,11 +14,10 @@ from transformers import TorchAoConfig
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, ModelLoadError, Runtime
 from tests.helpers import tensor_parallel_process as process
 from tests.helpers.alike import assert_alike
-from tests.helpers.hooks import hook_count
-from tests.helpers.model_folders import save_model
+from tests.helpers.inside import hook_count
 from tests.helpers.paths import ROOT
 from tests.helpers.reference import FullForward, Reference, assert_same
-from tests.helpers.tiny_models import NUM_LAYERS
+from tests.helpers.tiny_models import NUM_LAYERS, save_model
 
 pytestmark = pytest.mark.slow
 

@@ -1,10 +1,15 @@
-"""What no public name tells of an engine. Only this module reaches into one."""
+"""What no public name tells of an engine, and what its forward passes feed. Only this module reaches into one."""
 
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from torch import nn
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.execution.backends import Chosen
 from cocoa_engine.execution.backends.shared_cache import PrefixCache
+from cocoa_engine.execution.forward.base import Segment
 from cocoa_engine.execution.session import Session
 
 
@@ -51,3 +56,63 @@ def assert_idle(engine: CocoaEngine) -> None:
     scheduler = engine.session.scheduler
     assert (scheduler.running, scheduler.waiting, scheduler.idle) == (0, 0, True)
     assert open_sequences(engine) == 0
+
+
+class Pass(NamedTuple):
+    """One pass: a piece of a prompt or a step, and the number of tokens of each sequence in it."""
+
+    is_prompt: bool
+    widths: list[int]
+
+
+def record(engine: CocoaEngine, before: Callable[[Sequence[Segment], bool], None] | None = None) -> list[Pass]:
+    """A list that fills as it runs. ``before`` is called first in each pass; what it raises, the pass raises."""
+    forward: Any = backend_inside(engine).forward
+    passes: list[Pass] = []
+
+    class Recorded(type(forward)):  # type: ignore[misc]
+        def __call__(self, segments: Sequence[Segment], capture: Any) -> Any:
+            if before is not None:
+                before(segments, capture is None)
+            output = super().__call__(segments, capture)
+            passes.append(Pass(capture is None, [segment.width for segment in segments]))
+            return output
+
+    forward.__class__ = Recorded
+    return passes
+
+
+@contextmanager
+def failing(engine: CocoaEngine, error: Exception) -> Iterator[None]:
+    """Every pass raises ``error`` meanwhile."""
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    forward: Any = backend_inside(engine).forward
+    kind = type(forward)
+    record(engine, fail)
+    try:
+        yield
+    finally:
+        forward.__class__ = kind
+
+
+def steps(passes: Sequence[Pass]) -> list[list[int]]:
+    """The widths of those that are no prompt's."""
+    return [each.widths for each in passes if not each.is_prompt]
+
+
+_LEFT_BY_TRANSFORMERS = "transformers.utils.output_capturing"  # after any output_hidden_states=True, for good
+
+
+def hook_count(model: nn.Module) -> int:
+    """Forward hooks and pre-hooks of all modules, without those that transformers itself leaves for good.
+
+    The references ask a shared model for its hidden states: whether that came first depends on the order of the tests.
+    """
+    return sum(
+        getattr(hook, "__module__", None) != _LEFT_BY_TRANSFORMERS
+        for module in model.modules()
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    )

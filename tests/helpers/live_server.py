@@ -1,6 +1,7 @@
-"""Apps on real sockets, and a client of one, in threads of this process."""
+"""Apps and servers of an engine on real sockets, and clients of them, in threads of this process."""
 
 import asyncio
+import json
 import signal
 import threading
 from collections.abc import Iterator
@@ -9,7 +10,10 @@ from typing import Any
 
 import httpx
 import uvicorn
+from starlette.responses import Response
 
+from cocoa_engine import CocoaEngine
+from cocoa_integrations.server import ServerSettings, create_app
 from tests.helpers.in_threads import PATIENCE, join, start, wait_until
 from tests.helpers.served import CHAT
 
@@ -83,3 +87,52 @@ class Reader:
     def finish(self) -> None:
         """Wait for the end of the response."""
         join([self._thread])
+
+
+@contextmanager
+def listening(app: Any) -> Iterator[str]:
+    """Serve an app on a free port of this machine; the address of its API."""
+    with served(app) as url:
+        yield f"{url}/v1"
+
+
+@contextmanager
+def serving(engine: CocoaEngine, **settings: Any) -> Iterator[str]:
+    """Serve an engine; the address of its API."""
+    with listening(create_app(engine, ServerSettings(**settings))) as url:
+        yield url
+
+
+class Recording:
+    """An app that keeps the bodies and headers of the requests to another one.
+
+    ``refusals`` are the status and the headers with which the next requests are refused.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self.bodies: list[Any] = []
+        self.headers: list[dict[str, str]] = []
+        self.refusals: list[tuple[int, dict[str, str]]] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body, messages = b"", []
+        while not messages or messages[-1].get("more_body"):
+            messages.append(await receive())
+            body += messages[-1].get("body", b"")
+        self.bodies.append(json.loads(body) if body else None)
+        self.headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
+        if self.refusals:
+            status, headers = self.refusals.pop(0)
+            error = {"message": "try later", "type": "rate_limit_error", "param": None, "code": "engine_busy"}
+            response = Response(json.dumps({"error": error}), status, headers, media_type="application/json")
+            await response(scope, receive, send)
+            return
+
+        async def replayed() -> Any:
+            return messages.pop(0) if messages else await receive()
+
+        await self._app(scope, replayed, send)

@@ -1,6 +1,7 @@
 """Calibrators and spans with figures of one's choice."""
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,3 +61,9 @@ def fitted(
         risks = {level: one.model_copy(update={"domain": None}) for level, one in risks.items()}
     risks = {level: one.model_copy(deep=True) for level, one in risks.items()}
     return RiskCalibrator(model_name=model_name, settings=settings, heads=HEADS if source else None, **risks)
+
+
+def save_calibrator(path: Path, model_name: str) -> str:
+    """Save a calibrator of spans for a tiny model, and return the name of the file."""
+    fitted(model_name=model_name, settings=TINY, draws=2).save(path)
+    return str(path)

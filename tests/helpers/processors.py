@@ -9,9 +9,8 @@ import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
 from cocoa_engine import CocoaEngine, Generation
-from tests.helpers.engines import prompt
 from tests.helpers.in_threads import join, start
-from tests.helpers.tiny_models import EOS
+from tests.helpers.tiny_models import EOS, prompt
 
 
 class Meets(StoppingCriteria):

@@ -9,8 +9,7 @@ from pydantic import BaseModel, Field
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.report import RiskReport, ValueReport
-from tests.helpers.model_folders import TEMPLATE
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import TEMPLATE, tiny_model, tiny_tokenizer
 
 
 class Item(BaseModel):

@@ -15,7 +15,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from cocoa_engine import CocoaEngine, Generation
-from tests.helpers.hooks import hook_count
+from tests.helpers.inside import hook_count
 
 PROMPTS = [[5, 6, 7, 100, 20], [8, 9], list(range(30, 60))]
 TEXTS = [[8, 9], [8, 10, 11], [12]]

@@ -1,15 +1,18 @@
 """Tiny causal models with random weights, one per architecture, and tokenizers built in memory for them.
 
 The weights are scaled so that decoding is worth testing: several tokens compete at every second or third step, the
-layers disagree by different amounts from token to token, and an answer ends by itself now and then.
+layers disagree by different amounts from token to token, and an answer ends by itself now and then. Engines of such
+models for tests of many calls at once, prompts for them, and folders with models, to be loaded by name.
 """
 
 import codecs
 import re
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
@@ -22,6 +25,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from cocoa_engine import CocoaEngine, Runtime
 
 EOS, BOS, PAD = 0, 1, 2
 VOCAB_SIZE = 300
@@ -264,3 +269,51 @@ class WellFormedText(LogitsProcessor):
             except UnicodeDecodeError:
                 banned[token] = True
         return banned
+
+
+def prompt(seed: int, length: int = 12) -> list[int]:
+    """Random tokens; prompts of different seeds begin differently."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(20, VOCAB_SIZE, (length,), generator=generator).tolist()
+
+
+def engine_of(model: Any, **runtime: Any) -> CocoaEngine:
+    """An engine without caches that make a later call cheaper."""
+    return CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(**{"prefix_cache_mb": 0, **runtime}))
+
+
+def endless(**runtime: Any) -> CocoaEngine:
+    """Of a model that never ends by itself."""
+    model = tiny_model("llama")
+    model.generation_config.eos_token_id = None
+    model.config.eos_token_id = None
+    return CocoaEngine(model, endless_tokenizer(), runtime=Runtime(**{"prefix_cache_mb": 0, **runtime}))
+
+
+TEMPLATE = (
+    "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+def save_model(folder: Path, architecture: str = "llama", *, chat: bool = True, **options: Any) -> str:
+    """Save a tiny model with its tokenizer, which may have a chat template, and return the name of the folder."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = TEMPLATE if chat else None
+    tiny_model(architecture, **{"seed": 6, **options}).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def counted_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that receives the name of each model whose weights are loaded from now on."""
+    names: list[str] = []
+    load = CocoaEngine.from_pretrained.__func__  # type: ignore[attr-defined]
+
+    def counted(kind: Any, model_name: str | None = None, **options: Any) -> CocoaEngine:
+        names.append(str(model_name))
+        engine: CocoaEngine = load(kind, model_name, **options)
+        return engine
+
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", classmethod(counted))
+    return names

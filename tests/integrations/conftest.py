@@ -28,7 +28,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="module")
 def url(engine: CocoaEngine) -> Iterator[str]:
     """The address of a server with the module's engine."""
-    from tests.helpers.remote import serving
+    from tests.helpers.live_server import serving
 
     with serving(engine) as url:
         yield url

@@ -40,12 +40,11 @@ from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model,
 from cocoa_engine.risk.features import SPAN_FEATURES, answer_features
 from cocoa_engine.risk.fitted import FittedRisk, Isotonic
 from tests.helpers.backends import made
-from tests.helpers.engines import engine_of
 from tests.helpers.inside import use_backend
 from tests.helpers.made_up_risk import labelled_items, risk
 from tests.helpers.processes import python
 from tests.helpers.rivals import heads_file, heads_of
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import engine_of, tiny_model, tiny_tokenizer
 
 COUNT = len(labelled_items(1).names)
 

@@ -33,8 +33,7 @@ from cocoa_integrations.langchain import ChatCocoa
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
 from tests.architectures.small_configs import small_config
-from tests.helpers.model_folders import TEMPLATE
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import TEMPLATE, tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -22,10 +22,9 @@ from cocoa_engine.risk.claims import claim_ranges
 from cocoa_engine.risk.sentences import sentence_ranges
 from cocoa_engine.risk.words import word_ranges
 from tests.helpers.alike import near
-from tests.helpers.engines import engine_of, prompt
 from tests.helpers.made_up_answers import figures, generation
 from tests.helpers.reference import text_of
-from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import engine_of, prompt, sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 
 
 def answer(*parts: tuple[str, float], **given: Sequence[Any]) -> Generation:

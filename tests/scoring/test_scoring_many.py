@@ -14,9 +14,7 @@ from cocoa_engine.execution.backends import KINDS
 from cocoa_engine.execution.backends.shared_cache import SharedCache
 from tests.helpers.alike import assert_alike, assert_all_alike
 from tests.helpers.backends import made
-from tests.helpers.forward_passes import record
-from tests.helpers.hooks import hook_count
-from tests.helpers.inside import use_backend
+from tests.helpers.inside import hook_count, record, use_backend
 from tests.helpers.reference import FullForward, Reference, assert_same
 from tests.helpers.rivals import config_of
 from tests.helpers.tiny_models import RECURRENT, tiny_model, tiny_tokenizer

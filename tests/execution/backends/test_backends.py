@@ -25,8 +25,7 @@ from cocoa_engine.model.configs import Windows
 from cocoa_engine.model.language_model import CaptureSpec, FinalLayer, LanguageModel
 from tests.helpers import in_threads
 from tests.helpers.backends import LINEAR_BACKENDS, PROMPTS, WANTED, close_to, made, opened, plain, same, shared, step
-from tests.helpers.forward_passes import record
-from tests.helpers.inside import backend_inside, use_backend
+from tests.helpers.inside import backend_inside, record, use_backend
 from tests.helpers.tiny_models import ARCHITECTURES, RECURRENT, tiny_model, tiny_tokenizer
 
 LEAN = [

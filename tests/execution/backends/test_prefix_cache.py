@@ -16,10 +16,9 @@ from cocoa_engine.execution.forward.base import KeyValues, Segment
 from cocoa_engine.model.language_model import CaptureSpec
 from tests.helpers.alike import assert_alike, assert_all_alike
 from tests.helpers.backends import close_to, plain
-from tests.helpers.engines import prompt as tokens
-from tests.helpers.forward_passes import record
 from tests.helpers.in_threads import join, start
-from tests.helpers.inside import backend_inside, kept_prompts, open_sequences, prefixes_of, sequences_running
+from tests.helpers.inside import backend_inside, kept_prompts, open_sequences, prefixes_of, record, sequences_running
+from tests.helpers.tiny_models import prompt as tokens
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 SYSTEM = tokens(0, 90)

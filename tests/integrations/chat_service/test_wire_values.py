@@ -13,8 +13,8 @@ from starlette.responses import Response
 from cocoa_engine.errors import DataError
 from cocoa_integrations.chat_service import ChatCall, RemoteChat
 from cocoa_integrations.server import create_app
+from tests.helpers.live_server import listening
 from tests.helpers.mutations import EXAMPLES, each_change, outcome
-from tests.helpers.remote import listening
 from tests.helpers.structured import engine_for_schemas
 
 BODY = {

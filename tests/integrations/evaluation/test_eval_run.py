@@ -22,10 +22,9 @@ from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.evaluation.judge import judge_run
 from cocoa_integrations.evaluation.tasks import Sample
 from tests.helpers.alike import near
-from tests.helpers.cocoa import Cocoa, assert_refused, successful
+from tests.helpers.cocoa import Cocoa, assert_refused, press_ctrl_c, successful
 from tests.helpers.eval_data import TRUTHFULQA, rows_of, write_truthfulqa
-from tests.helpers.forward_passes import Pass, record
-from tests.helpers.interrupts import press_ctrl_c
+from tests.helpers.inside import Pass, record
 from tests.helpers.judges import RuleJudge
 from tests.helpers.settings import SETTINGS
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer

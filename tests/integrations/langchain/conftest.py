@@ -12,9 +12,8 @@ from langchain_core.outputs import LLMResult
 from cocoa_engine import CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_spans
 from tests.helpers.alike import to_dicts
-from tests.helpers.model_folders import TEMPLATE
-from tests.helpers.remote import serving
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+from tests.helpers.live_server import serving
+from tests.helpers.tiny_models import TEMPLATE, tiny_model, tiny_tokenizer
 
 QUESTION = "Who invented the telephone?"
 

@@ -44,7 +44,7 @@ from cocoa_integrations.langchain import (
 )
 from cocoa_integrations.langchain.messages import to_chat, to_entries
 from tests.helpers.alike import close, risk_report, to_dicts, token_counts, without_reuse
-from tests.helpers.forward_passes import failing
+from tests.helpers.inside import failing
 from tests.helpers.reasoning_models import PLAIN, reasoning_engine, saying
 
 PROMPTS = ["The capital of France is", "One, two, three,", "Once upon a time"]

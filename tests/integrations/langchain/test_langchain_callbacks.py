@@ -32,8 +32,8 @@ from cocoa_integrations.langchain import (
     max_risk,
 )
 from tests.helpers.alike import near, without_run
-from tests.helpers.forward_passes import failing
 from tests.helpers.in_threads import join, start
+from tests.helpers.inside import failing
 from tests.helpers.span_handlers import Events, Spans
 
 pytestmark = pytest.mark.also_remote

@@ -30,8 +30,8 @@ from langchain_tests.unit_tests.chat_models import ChatModelTests
 
 from cocoa_engine import CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa
+from tests.helpers.live_server import serving
 from tests.helpers.reasoning_models import OPENS
-from tests.helpers.remote import serving
 from tests.helpers.served import speaker
 
 pytestmark = pytest.mark.slow

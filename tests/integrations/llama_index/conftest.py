@@ -8,9 +8,9 @@ from llama_index.core.instrumentation import get_dispatcher
 
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_integrations.llama_index import CocoaLLM
+from tests.helpers.live_server import serving
 from tests.helpers.llama_index_helpers import Listener
 from tests.helpers.reasoning_models import PLAIN
-from tests.helpers.remote import serving
 from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import endless_tokenizer, tiny_model
 

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from tests.helpers import tool_templates
 from tests.helpers.alike import wire_report
-from tests.helpers.remote import serving
+from tests.helpers.live_server import serving
 from tests.helpers.served import HELLO, Speaker, speaker
 
 LIMIT = 24

@@ -18,8 +18,7 @@ from cocoa_integrations.server import ServerSettings, create_app
 from cocoa_integrations.server.errors import bad_request, body_of, log_unexpected, response_of
 from cocoa_integrations.server.routes.page import SETTINGS
 from cocoa_integrations.server.work import event
-from tests.helpers.forward_passes import failing
-from tests.helpers.inside import assert_idle, sequences_running
+from tests.helpers.inside import assert_idle, failing, sequences_running
 from tests.helpers.obedient import Obedient
 from tests.helpers.served import (
     CHAT,
@@ -120,7 +119,7 @@ async def test_an_unexpected_error_says_nothing_of_the_inside(
         assert error["type"] == "server_error"
         assert "ZeroDivisionError" in error["message"]
         assert "secret" not in error["message"]
-    assert "forward_passes.py" in caplog.text  # where it was raised
+    assert "inside.py" in caplog.text  # where it was raised
     assert "secret" not in caplog.text
     with failing(endless, ZeroDivisionError("a secret of the prompt")):
         await post(create_app(endless, ServerSettings(log_prompts=True)), LONG)

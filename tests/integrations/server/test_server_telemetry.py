@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cocoa_integrations.server import ServerSettings, create_app
 from tests.helpers.alike import near
-from tests.helpers.forward_passes import failing
+from tests.helpers.inside import failing
 from tests.helpers.served import (
     COMPLETIONS,
     HELLO,

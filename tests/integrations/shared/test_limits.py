@@ -37,9 +37,9 @@ from cocoa_integrations.reports import get_risk
 from cocoa_integrations.tool_calling import Plan, ToolRequest, parts_of_report
 from cocoa_integrations.tracing import Scoring
 from tests.helpers.alike import all_spans, made_report, risk_report
-from tests.helpers.engines import endless
 from tests.helpers.llama_index_helpers import Finds
 from tests.helpers.made_up_answers import generation
+from tests.helpers.tiny_models import endless
 
 PARTS = (("The Seine", 0.6), (" is", 0.9), (" long", 0.2), (".", 0.99), (" It ends", 0.3), (".", 0.1))
 TEXT = "".join(text for text, _ in PARTS)

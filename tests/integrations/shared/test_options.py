@@ -23,11 +23,10 @@ from cocoa_integrations._shared.options import REFUSALS, config_of
 from cocoa_integrations.langchain import ChatCocoa, UnsupportedFeatureError
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM
-from tests.helpers.engines import endless
 from tests.helpers.llama_index_helpers import PROMPT
-from tests.helpers.model_folders import TEMPLATE, save_calibrator, save_model
+from tests.helpers.made_up_risk import save_calibrator
 from tests.helpers.structured import engine_for_schemas
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import TEMPLATE, endless, save_model, tiny_model, tiny_tokenizer
 
 OF_LANGCHAIN = [ChatCocoa, LangChainLLM]
 each_model = pytest.mark.parametrize("kind", OF_LANGCHAIN)

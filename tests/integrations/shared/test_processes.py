@@ -118,7 +118,7 @@ from cocoa_integrations._shared.engines import in_worker
 from cocoa_engine.model.light_model import import_model_classes
 
 import_model_classes()  # or torchao writes to stderr when the tests' models are made
-from tests.helpers.engines import endless, engine_of
+from tests.helpers.tiny_models import endless, engine_of
 from tests.helpers.processors import Held
 from tests.helpers.tiny_models import tiny_model
 

@@ -51,9 +51,9 @@ from cocoa_integrations.server import create_app
 from tests.helpers.alike import close, to_dicts, token_counts, without_reuse
 from tests.helpers.in_threads import wait_until
 from tests.helpers.inside import sequences_running
+from tests.helpers.live_server import Recording, listening, serving
 from tests.helpers.llama_index_helpers import Finds
 from tests.helpers.reasoning_models import OPENS, READS_REASONING
-from tests.helpers.remote import Recording, listening, serving
 from tests.helpers.rivals import heads_file, heads_of
 from tests.helpers.served import speaker
 from tests.helpers.structured import PATHS, Order, engine_for_schemas

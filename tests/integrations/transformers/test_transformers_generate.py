@@ -25,10 +25,9 @@ from transformers import (
 from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, ConfigError, Generation, PromptError
 from cocoa_integrations.transformers import Cocoa, CocoaGenerateOutput, cocoa
 from tests.helpers.alike import assert_alike, near
-from tests.helpers.hooks import hook_count
+from tests.helpers.inside import hook_count
 from tests.helpers.made_up_risk import fitted
-from tests.helpers.model_folders import TEMPLATE
-from tests.helpers.tiny_models import EOS, PAD, VOCAB_SIZE, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import EOS, PAD, TEMPLATE, VOCAB_SIZE, tiny_model, tiny_tokenizer
 
 SHORT: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
 BOTH = ["Once upon a time", "Who?"]

@@ -15,8 +15,7 @@ from cocoa_engine.cli.app import app
 from cocoa_engine.rendering.terminal import check_list
 from cocoa_engine.rendering.wording import NOT_CALIBRATED, verdict
 from tests.helpers.cocoa import Cocoa, assert_refused, successful
-from tests.helpers.obedient import Wavers, wavering
-from tests.helpers.reasoning_models import PLAIN, Says, reasoning_engine
+from tests.helpers.reasoning_models import PLAIN, Says, Wavers, reasoning_engine, wavering
 
 Typed = Callable[..., str]
 

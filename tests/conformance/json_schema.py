@@ -16,7 +16,7 @@ from cocoa_engine import ConfigError, GrammarProcessor
 from cocoa_engine.errors import IncompleteAnswerError
 from cocoa_integrations.tool_calling import Plan, ToolRequest
 from tests.conformance.tools import SuiteError, Tools
-from tests.helpers.structured import engine_for_schemas
+from tests.helpers.tiny_models import engine_for_schemas
 
 DRAFTS: dict[str, Any] = {
     f"draft{name}": getattr(jsonschema, f"Draft{name.replace('-', '')}Validator")

@@ -24,10 +24,9 @@ from cocoa_engine.execution.forward.base import Segment
 from cocoa_engine.interruptions import interruptible
 from tests.helpers.alike import answers, assert_alike, assert_all_alike
 from tests.helpers.backends import made
-from tests.helpers.in_threads import join, start, wait_until
+from tests.helpers.in_threads import Asks, Held, Meets, join, start, wait_until
 from tests.helpers.inside import assert_idle, calls_waiting, hook_count, record, use_backend
 from tests.helpers.made_up_risk import fitted
-from tests.helpers.processors import Asks, Held, Meets
 from tests.helpers.rivals import RIVALS, config_of
 from tests.helpers.tiny_models import endless, engine_of, prompt, tiny_model, tiny_tokenizer
 

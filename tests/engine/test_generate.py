@@ -22,15 +22,13 @@ from cocoa_engine.text_matching import content_words, support, token_f1
 from cocoa_integrations.langchain import ChatCocoa, get_risk
 from cocoa_integrations.llama_index import CocoaLLM
 from tests.helpers.alike import assert_alike, near
-from tests.helpers.in_threads import join, start, wait_until
+from tests.helpers.in_threads import Asks, join, start, wait_until
 from tests.helpers.inside import Pass, hook_count, record
 from tests.helpers.made_up_answers import generation
 from tests.helpers.made_up_risk import fitted
-from tests.helpers.processors import Asks
 from tests.helpers.prompts import PROMPTS, chat
 from tests.helpers.rivals import config_of
-from tests.helpers.structured import engine_for_schemas
-from tests.helpers.tiny_models import endless, engine_of, prompt, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import endless, engine_for_schemas, engine_of, prompt, tiny_model, tiny_tokenizer
 
 QUESTION = "Question: Who wrote the novel Moby Dick?\nAnswer:"
 MESSAGES = [{"role": "user", "content": "Name two colours."}]

@@ -55,9 +55,9 @@ from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_con
 from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.server.settings import ServerSettings
 from tests.helpers.family_gguf import write_family
+from tests.helpers.in_threads import Asks
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.mutations import CONTROLS, MESSAGE_LIMIT
-from tests.helpers.processors import Asks
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 with suppress(ImportError):

@@ -19,7 +19,7 @@ from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.execution.forward.base import Segment
 from cocoa_engine.execution.scheduler import Scheduler, Work
 from tests.helpers.alike import answers, assert_alike, assert_all_alike
-from tests.helpers.in_threads import join, start, together, wait_until
+from tests.helpers.in_threads import Asks, Held, Meets, join, start, together, wait_until
 from tests.helpers.inside import (
     assert_idle,
     calls_waiting,
@@ -29,7 +29,6 @@ from tests.helpers.inside import (
     sequences_running,
     steps,
 )
-from tests.helpers.processors import Asks, Held, Meets
 from tests.helpers.tiny_models import endless, engine_of, prompt, tiny_model
 
 Call = Callable[[CocoaEngine], Any]

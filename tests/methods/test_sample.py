@@ -17,8 +17,7 @@ from cocoa_engine.methods.sample import Sample
 from cocoa_integrations.langchain import ChatCocoa
 from tests.helpers.alike import assert_alike, near
 from tests.helpers.backends import plain
-from tests.helpers.structured import engine_for_schemas
-from tests.helpers.tiny_models import engine_of, prompt, tiny_model
+from tests.helpers.tiny_models import engine_for_schemas, engine_of, prompt, tiny_model
 
 SETTINGS: list[dict[str, Any]] = [
     {},

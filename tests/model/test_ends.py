@@ -20,7 +20,7 @@ from tests.conformance.llama_cpp_files import MODELS, check, compared, forged
 from tests.conformance.llama_cpp_files import TEMPLATES as FOLDER
 from tests.conformance.tools import OMITTED, source_if_there
 from tests.helpers.family_gguf import write_family
-from tests.helpers.processors import Dictated
+from tests.helpers.in_threads import Dictated
 from tests.helpers.tiny_models import EOS, PAD, tiny_model, tiny_tokenizer
 
 TURN = 300

@@ -17,7 +17,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
 from cocoa_engine.model.tokenizer import REPLACEMENT, Detokenizer, Tokens, token_ends
 from cocoa_integrations._shared.logprobs import TokenLogprobs
-from tests.helpers.processors import Dictated
+from tests.helpers.in_threads import Dictated
 from tests.helpers.reference import FullForward, Reference, assert_same, text_of
 from tests.helpers.tiny_models import (
     BOS,

@@ -15,7 +15,7 @@ from cocoa_integrations.chat_service import ChatCall, RemoteChat
 from cocoa_integrations.server import create_app
 from tests.helpers.live_server import listening
 from tests.helpers.mutations import EXAMPLES, each_change, outcome
-from tests.helpers.structured import engine_for_schemas
+from tests.helpers.tiny_models import engine_for_schemas
 
 BODY = {
     "model": "cocoa",

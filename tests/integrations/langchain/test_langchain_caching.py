@@ -19,8 +19,7 @@ from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.rivals import heads_file
 from tests.helpers.settings import SETTINGS
-from tests.helpers.structured import engine_for_schemas
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import engine_for_schemas, tiny_model, tiny_tokenizer
 
 MODELS = [ChatCocoa, CocoaLLM]
 SAID = AIMessage("Yes.")

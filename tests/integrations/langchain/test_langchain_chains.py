@@ -44,7 +44,7 @@ from cocoa_integrations.langchain.composed import called_model
 from tests.helpers.alike import close, near, stand_in, to_dicts, without_markers
 from tests.helpers.reasoning_models import HYBRID, PLAIN, reasoning_engine, saying
 from tests.helpers.rivals import heads_file, heads_of
-from tests.helpers.structured import engine_for_schemas
+from tests.helpers.tiny_models import engine_for_schemas
 
 DOCUMENTS = [Document("the red one", id="a", metadata={"file": "x"}), Document("a loaf is nine"), Document("it rains")]
 PROMPT = ChatPromptTemplate.from_template("{context}\n{question}")

@@ -32,7 +32,7 @@ from cocoa_integrations.langchain import (
 )
 from cocoa_integrations.langchain.agents import RiskMiddleware
 from tests.helpers.alike import made_report, to_dicts, without_offsets, without_run
-from tests.helpers.structured import engine_for_schemas
+from tests.helpers.tiny_models import engine_for_schemas
 
 pytestmark = pytest.mark.also_remote
 here = pytest.mark.also_remote(False)

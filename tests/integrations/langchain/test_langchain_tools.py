@@ -18,7 +18,7 @@ from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.langchain import ChatCocoa, ToolRiskMiddleware, argument_risks, field_risks, get_risk, get_spans
 from cocoa_integrations.langchain.structured import WholeJsonParser
 from tests.helpers.alike import close, to_dicts
-from tests.helpers.structured import PATHS, Order, check_fields, engine_for_schemas
+from tests.helpers.tiny_models import PATHS, Order, check_fields, engine_for_schemas
 
 QUESTION = "What is the weather in San Francisco for 3 days?"
 

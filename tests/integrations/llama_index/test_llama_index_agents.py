@@ -19,7 +19,7 @@ from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, argument_ri
 from cocoa_integrations.llama_index.structured import _with_properties
 from tests.helpers.alike import close, to_dicts, without_run
 from tests.helpers.llama_index_helpers import Listener, Script
-from tests.helpers.structured import Order, check_fields, engine_for_schemas
+from tests.helpers.tiny_models import Order, check_fields, engine_for_schemas
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from cocoa_integrations.server.errors import bad_request, body_of, log_unexpecte
 from cocoa_integrations.server.routes.page import SETTINGS
 from cocoa_integrations.server.work import event
 from tests.helpers.inside import assert_idle, failing, sequences_running
-from tests.helpers.obedient import Obedient
+from tests.helpers.reasoning_models import Obedient
 from tests.helpers.served import (
     CHAT,
     COMPLETIONS,

@@ -22,8 +22,7 @@ from cocoa_integrations.langchain import ChatCocoa, get_risk
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM
 from tests.helpers.made_up_risk import save_calibrator
-from tests.helpers.structured import engine_for_schemas
-from tests.helpers.tiny_models import counted_loads, save_model, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import counted_loads, engine_for_schemas, save_model, tiny_model, tiny_tokenizer
 
 PROMPT = "Once upon a time"
 KINDS = [ChatCocoa, LangChainLLM, CocoaLLM]

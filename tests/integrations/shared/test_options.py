@@ -25,8 +25,7 @@ from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM
 from tests.helpers.llama_index_helpers import PROMPT
 from tests.helpers.made_up_risk import save_calibrator
-from tests.helpers.structured import engine_for_schemas
-from tests.helpers.tiny_models import TEMPLATE, endless, save_model, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import TEMPLATE, endless, engine_for_schemas, save_model, tiny_model, tiny_tokenizer
 
 OF_LANGCHAIN = [ChatCocoa, LangChainLLM]
 each_model = pytest.mark.parametrize("kind", OF_LANGCHAIN)

@@ -119,7 +119,7 @@ from cocoa_engine.model.light_model import import_model_classes
 
 import_model_classes()  # or torchao writes to stderr when the tests' models are made
 from tests.helpers.tiny_models import endless, engine_of
-from tests.helpers.processors import Held
+from tests.helpers.in_threads import Held
 from tests.helpers.tiny_models import tiny_model
 
 gc.enable()

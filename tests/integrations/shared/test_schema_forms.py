@@ -44,7 +44,7 @@ from cocoa_integrations.tool_calling import Plan, ToolRequest
 from cocoa_integrations.tool_calling.formats import HERMES
 from cocoa_integrations.tool_calling.schema_forms import reader_of
 from tests.helpers.reasoning_models import saying
-from tests.helpers.structured import engine_for_schemas
+from tests.helpers.tiny_models import engine_for_schemas
 
 T = TypeVar("T")
 BYTES = llguidance.LLTokenizer("byte")

@@ -22,8 +22,14 @@ from cocoa_integrations.llama_index import CocoaLLM
 from cocoa_integrations.server import create_app
 from tests.helpers.mutations import fuzz
 from tests.helpers.served import HELLO, Speaker, post, speaker
-from tests.helpers.structured import engine_for_schemas
-from tests.helpers.tiny_models import BOS, EOS, sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import (
+    BOS,
+    EOS,
+    engine_for_schemas,
+    sentencepiece_like_tokenizer,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 QUESTION = "Who invented the telephone?"
 TOP = 4

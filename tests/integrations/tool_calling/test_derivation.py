@@ -25,7 +25,7 @@ from cocoa_integrations.tool_calling import Plan, ToolRequest, reading
 from cocoa_integrations.tool_calling.formats import template_format, template_reasoning
 from cocoa_integrations.tool_calling.values import value_at
 from tests.helpers import tool_templates
-from tests.helpers.processors import Dictated
+from tests.helpers.in_threads import Dictated
 from tests.helpers.streamed_calls import added_up, pieces_of, tokens_of, written
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 

@@ -19,7 +19,7 @@ from tests.conformance.json_schema import DRAFTS, outcome, schemas_of, walk
 from tests.conformance.tools import source_if_there
 from tests.helpers.mutations import fuzz
 from tests.helpers.served import post
-from tests.helpers.structured import engine_for_schemas
+from tests.helpers.tiny_models import engine_for_schemas
 
 A = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "title": "answer", "description": "It."}
 UNMET: dict[str, dict[str, Any]] = {

@@ -18,9 +18,8 @@ from cocoa_integrations.server import ServerSettings, create_app
 from tests.helpers.chromium import FOUND, needs_chromium
 from tests.helpers.live_server import served
 from tests.helpers.made_up_answers import ATTACK
-from tests.helpers.obedient import SAY, Obedient
 from tests.helpers.processes import python, run
-from tests.helpers.reasoning_models import OPENS
+from tests.helpers.reasoning_models import OPENS, SAY, Obedient
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 

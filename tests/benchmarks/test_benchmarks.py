@@ -37,7 +37,8 @@ from cocoa_engine import CocoaEngine
 from cocoa_engine.lab.timing import Spread
 from cocoa_integrations.server import create_app
 from tests.helpers.live_server import served
-from tests.helpers.served import HELLO, speaker
+from tests.helpers.reasoning_models import speaker
+from tests.helpers.served import HELLO
 from tests.helpers.tiny_models import tiny_model
 
 DOCUMENTS = (PERFORMANCE, README)

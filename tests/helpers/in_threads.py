@@ -1,5 +1,6 @@
 """Calls run at the same time, each in a thread of its own, and processors of scores that call back or hold one up."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -125,3 +126,12 @@ class Dictated(LogitsProcessor):
         written = input_ids.shape[1] - self.prompt_length
         token = self.token_ids[written] if written < len(self.token_ids) else self.then
         return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([token]), 0.0)
+
+
+async def happens(condition: Any) -> None:
+    """Wait until something is true that other threads or tasks bring about."""
+    for _ in range(int(PATIENCE / 0.002)):
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("it did not happen")

@@ -1,5 +1,6 @@
 """What no public name tells of an engine, and what its forward passes feed. Only this module reaches into one."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from cocoa_engine.execution.backends import Chosen
 from cocoa_engine.execution.backends.shared_cache import PrefixCache
 from cocoa_engine.execution.forward.base import Segment
 from cocoa_engine.execution.session import Session
+from tests.helpers.in_threads import PATIENCE
 
 
 def backend_inside(engine: CocoaEngine) -> Any:
@@ -116,3 +118,37 @@ def hook_count(model: nn.Module) -> int:
         for module in model.modules()
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     )
+
+
+class Gate:
+    """Counts the forward passes of an engine, and lets each begin only when it is allowed to."""
+
+    def __init__(self) -> None:
+        self.reached = 0  # passes that have begun, or wait to
+        self._allowed = threading.Semaphore(0)
+        self._open = False
+
+    def __call__(self, event: object) -> None:
+        self.reached += 1
+        if not self._open:
+            assert self._allowed.acquire(timeout=PATIENCE)
+
+    def allow(self, passes: int = 1) -> None:
+        self._allowed.release(passes)
+
+    def open(self) -> None:
+        self._open = True
+        self._allowed.release(1000)
+
+
+@contextmanager
+def gated(engine: CocoaEngine) -> Iterator[Gate]:
+    """A gate before the passes of an engine; it is open after the block."""
+    gate = Gate()
+    observers = engine.session.scheduler.observers
+    observers.append(gate)
+    try:
+        yield gate
+    finally:
+        gate.open()
+        observers.remove(gate)

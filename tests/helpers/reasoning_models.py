@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation, SpanStream
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, SpanStream
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 _MESSAGES = """{% for message in messages %}<|{{ message.role }}|>
@@ -166,3 +166,46 @@ class Holds(Wavers):
             assert isinstance(engine, Obedient)
             assert engine.free.wait(60)
         return super().__call__(input_ids, scores)
+
+
+class Speaker(CocoaEngine):
+    """Says a text, if one is set, whatever it is asked."""
+
+    says: str | None = None
+
+    def generate(self, prompt: Any, **options: Any) -> Any:
+        return super().generate(prompt, **self._saying(options))
+
+    def stream(self, prompt: Any, **options: Any) -> SpanStream:
+        return super().stream(prompt, **self._saying(options))
+
+    def _saying(self, options: dict[str, Any]) -> dict[str, Any]:
+        if self.says is None:
+            return options
+        config = options["config"].replace(alpha=0.0, max_span_tokens=3)
+        return {**options, "config": config, "logits_processor": [Says(self, self.says)]}
+
+
+def speaker(
+    says: str | None = None,
+    *,
+    template: str = PLAIN,
+    ends: bool = True,
+    seed: int = 3,
+    marks: Sequence[str] = (),
+    **runtime: Any,
+) -> Speaker:
+    """A tiny engine that says a text, if one is given, whatever it is asked; its answers can end by themselves.
+
+    ``marks`` are special tokens of its own.
+    """
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [*marks]})
+    tokenizer.chat_template = template
+    model = tiny_model("llama", seed=seed, vocab_size=len(tokenizer), max_position_embeddings=4096)
+    if not ends:
+        model.generation_config.eos_token_id = model.config.eos_token_id = None
+        tokenizer.eos_token = None
+    engine = Speaker(model, tokenizer, model_name="tiny", runtime=Runtime(**runtime))
+    engine.says = says
+    return engine

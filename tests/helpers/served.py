@@ -1,20 +1,16 @@
-"""Tiny engines behind the server's app, requests to it in this process, and a gate before the forward passes."""
+"""Requests to the server's app in this process, whole or as they come, and what is in the responses."""
 
 import asyncio
 import json
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
-from cocoa_engine import CocoaEngine, Runtime, SpanStream
+from cocoa_engine import CocoaEngine
 from cocoa_integrations.server import ServerSettings, create_app
-from tests.helpers.reasoning_models import PLAIN, Says
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 PATIENCE = 30.0
 """Seconds after which something that has not happened is taken to be stuck."""
@@ -27,49 +23,6 @@ ASKED: dict[str, dict[str, Any]] = {
     SCORE: {},
 }
 """What a request to a route has, unless a test says otherwise."""
-
-
-class Speaker(CocoaEngine):
-    """Says a text, if one is set, whatever it is asked."""
-
-    says: str | None = None
-
-    def generate(self, prompt: Any, **options: Any) -> Any:
-        return super().generate(prompt, **self._saying(options))
-
-    def stream(self, prompt: Any, **options: Any) -> SpanStream:
-        return super().stream(prompt, **self._saying(options))
-
-    def _saying(self, options: dict[str, Any]) -> dict[str, Any]:
-        if self.says is None:
-            return options
-        config = options["config"].replace(alpha=0.0, max_span_tokens=3)
-        return {**options, "config": config, "logits_processor": [Says(self, self.says)]}
-
-
-def speaker(
-    says: str | None = None,
-    *,
-    template: str = PLAIN,
-    ends: bool = True,
-    seed: int = 3,
-    marks: Sequence[str] = (),
-    **runtime: Any,
-) -> Speaker:
-    """A tiny engine that says a text, if one is given, whatever it is asked; its answers can end by themselves.
-
-    ``marks`` are special tokens of its own.
-    """
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": [*marks]})
-    tokenizer.chat_template = template
-    model = tiny_model("llama", seed=seed, vocab_size=len(tokenizer), max_position_embeddings=4096)
-    if not ends:
-        model.generation_config.eos_token_id = model.config.eos_token_id = None
-        tokenizer.eos_token = None
-    engine = Speaker(model, tokenizer, model_name="tiny", runtime=Runtime(**runtime))
-    engine.says = says
-    return engine
 
 
 def client_of(app: FastAPI, **headers: str) -> httpx.AsyncClient:
@@ -136,49 +89,6 @@ def joined(events: list[dict[str, Any]], index: int = 0, key: str = "content") -
     """The text of one answer of a stream."""
     choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
     return "".join(text_of(choice, key) for choice in choices)
-
-
-class Gate:
-    """Counts the forward passes of an engine, and lets each begin only when it is allowed to."""
-
-    def __init__(self) -> None:
-        self.reached = 0  # passes that have begun, or wait to
-        self._allowed = threading.Semaphore(0)
-        self._open = False
-
-    def __call__(self, event: object) -> None:
-        self.reached += 1
-        if not self._open:
-            assert self._allowed.acquire(timeout=PATIENCE)
-
-    def allow(self, passes: int = 1) -> None:
-        self._allowed.release(passes)
-
-    def open(self) -> None:
-        self._open = True
-        self._allowed.release(1000)
-
-
-@contextmanager
-def gated(engine: CocoaEngine) -> Iterator[Gate]:
-    """A gate before the passes of an engine; it is open after the block."""
-    gate = Gate()
-    observers = engine.session.scheduler.observers
-    observers.append(gate)
-    try:
-        yield gate
-    finally:
-        gate.open()
-        observers.remove(gate)
-
-
-async def happens(condition: Any) -> None:
-    """Wait until something is true that other threads or tasks bring about."""
-    for _ in range(int(PATIENCE / 0.002)):
-        if condition():
-            return
-        await asyncio.sleep(0.002)
-    raise AssertionError("it did not happen")
 
 
 class Exchange:

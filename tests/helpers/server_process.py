@@ -21,7 +21,8 @@ import httpx
 from cocoa_integrations.server import ServerSettings, create_app
 from cocoa_integrations.server.errors import unhandled_logged
 from cocoa_integrations.server.process import DrainingServer, keep_one_arena, listening
-from tests.helpers.served import PATIENCE, speaker
+from tests.helpers.reasoning_models import speaker
+from tests.helpers.served import PATIENCE
 
 STARTS = 120.0
 """Seconds in which the first process has imported everything, or it is taken to be stuck."""

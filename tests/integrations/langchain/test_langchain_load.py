@@ -21,9 +21,8 @@ from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_span
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
 from cocoa_integrations.llama_index import collect_risk
 from tests.helpers.alike import close, to_dicts, token_counts
-from tests.helpers.in_threads import Held, Meets, together, wait_until
-from tests.helpers.inside import assert_idle, calls_waiting, hook_count, sequences_running
-from tests.helpers.served import Gate, gated, happens
+from tests.helpers.in_threads import Held, Meets, happens, together, wait_until
+from tests.helpers.inside import Gate, assert_idle, calls_waiting, gated, hook_count, sequences_running
 from tests.helpers.tiny_models import tiny_model
 
 USERS = 32

@@ -31,8 +31,7 @@ from langchain_tests.unit_tests.chat_models import ChatModelTests
 from cocoa_engine import CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa
 from tests.helpers.live_server import serving
-from tests.helpers.reasoning_models import OPENS
-from tests.helpers.served import speaker
+from tests.helpers.reasoning_models import OPENS, speaker
 
 pytestmark = pytest.mark.slow
 

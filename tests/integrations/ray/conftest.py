@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.ray_cluster import Deployed, cluster, served
-from tests.helpers.served import speaker
+from tests.helpers.reasoning_models import speaker
 
 
 @pytest.fixture(scope="session")

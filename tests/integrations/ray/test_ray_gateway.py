@@ -13,8 +13,10 @@ from starlette.types import Message
 from cocoa_engine.errors import EngineBusyError
 from cocoa_integrations.ray.gateway import Board, Drain, Forwarded, Replica, ReplicaLostError, gateway, session_of
 from cocoa_integrations.server import ServerSettings
-from tests.helpers.inside import sequences_running
-from tests.helpers.served import CHAT, HELLO, Exchange, Speaker, error_of, gated, happens, speaker, threads_of_json
+from tests.helpers.in_threads import happens
+from tests.helpers.inside import gated, sequences_running
+from tests.helpers.reasoning_models import Speaker, speaker
+from tests.helpers.served import CHAT, HELLO, Exchange, error_of, threads_of_json
 
 SAYS = {"messages": HELLO, "max_tokens": 40}
 

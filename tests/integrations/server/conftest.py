@@ -7,9 +7,10 @@ from fastapi import FastAPI
 
 from cocoa_integrations.server.process import DrainingServer
 from tests.helpers import tool_templates
-from tests.helpers.inside import assert_idle
+from tests.helpers.inside import Gate, assert_idle, gated
 from tests.helpers.live_server import OPTIONS, Listening
-from tests.helpers.served import HELLO, Gate, Speaker, gated, speaker
+from tests.helpers.reasoning_models import Speaker, speaker
+from tests.helpers.served import HELLO
 
 
 @pytest.fixture(scope="session")

@@ -25,18 +25,9 @@ from cocoa_integrations.server import middleware as body_module
 from cocoa_integrations.server.errors import ApiError
 from cocoa_integrations.server.middleware import LARGE, Bodies, parsed
 from cocoa_integrations.server.protocol.requests import ChatRequest, CompletionRequest, DecodingRequest, ScoreRequest
-from tests.helpers.served import (
-    CHAT,
-    HELLO,
-    Speaker,
-    client_of,
-    error_of,
-    happens,
-    post,
-    refusal,
-    speaker,
-    threads_of_json,
-)
+from tests.helpers.in_threads import happens
+from tests.helpers.reasoning_models import Speaker, speaker
+from tests.helpers.served import CHAT, HELLO, client_of, error_of, post, refusal, threads_of_json
 
 SIZE = LARGE + 4_000
 """Of a large body; the cost of a larger one grows with it."""

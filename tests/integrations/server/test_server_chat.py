@@ -12,25 +12,10 @@ from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations.server import ServerSettings, create_app
 from tests.helpers import tool_templates
 from tests.helpers.alike import near, wire_report
-from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, READS_REASONING
-from tests.helpers.served import (
-    ASKED,
-    CHAT,
-    COMPLETIONS,
-    HELLO,
-    Exchange,
-    Gate,
-    Speaker,
-    chat,
-    chunks,
-    gated,
-    happens,
-    joined,
-    post,
-    refusal,
-    speaker,
-    text_of,
-)
+from tests.helpers.in_threads import happens
+from tests.helpers.inside import Gate, gated
+from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, READS_REASONING, Speaker, speaker
+from tests.helpers.served import ASKED, CHAT, COMPLETIONS, HELLO, Exchange, chat, chunks, joined, post, refusal, text_of
 
 LIMIT = 24
 WITHOUT_EFFECT = {"best_of": 1, "suffix": "", "presence_penalty": 0, "logit_bias": {}, "user": "me", "unheard_of": [1]}

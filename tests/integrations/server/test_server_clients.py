@@ -13,7 +13,8 @@ from openai import AsyncOpenAI, OpenAI
 from tests.helpers import tool_templates
 from tests.helpers.alike import wire_report
 from tests.helpers.live_server import serving
-from tests.helpers.served import HELLO, Speaker, speaker
+from tests.helpers.reasoning_models import Speaker, speaker
+from tests.helpers.served import HELLO
 
 LIMIT = 24
 ASKED: dict[str, Any] = {"model": "any", "messages": HELLO, "max_tokens": LIMIT}

@@ -19,7 +19,8 @@ from cocoa_integrations.server import process
 from cocoa_integrations.server.command import given_keys, serve
 from tests.helpers.in_threads import start, wait_until
 from tests.helpers.processes import python
-from tests.helpers.served import CHAT, HELLO, PATIENCE, speaker
+from tests.helpers.reasoning_models import speaker
+from tests.helpers.served import CHAT, HELLO, PATIENCE
 from tests.helpers.server_process import serves
 
 Run = Callable[..., Result]

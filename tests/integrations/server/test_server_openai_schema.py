@@ -10,7 +10,8 @@ from jsonschema import Draft202012Validator
 from openai.types.chat import ChatCompletionChunk
 
 from cocoa_integrations.server import ServerSettings, create_app
-from tests.helpers.served import COMPLETIONS, HELLO, Speaker, client_of, post
+from tests.helpers.reasoning_models import Speaker
+from tests.helpers.served import COMPLETIONS, HELLO, client_of, post
 
 pytestmark = pytest.mark.slow
 

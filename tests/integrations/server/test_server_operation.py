@@ -18,23 +18,10 @@ from cocoa_integrations.server import ServerSettings, create_app
 from cocoa_integrations.server.errors import bad_request, body_of, log_unexpected, response_of
 from cocoa_integrations.server.routes.page import SETTINGS
 from cocoa_integrations.server.work import event
-from tests.helpers.inside import assert_idle, failing, sequences_running
-from tests.helpers.reasoning_models import Obedient
-from tests.helpers.served import (
-    CHAT,
-    COMPLETIONS,
-    HELLO,
-    Exchange,
-    Gate,
-    Speaker,
-    chat,
-    client_of,
-    error_of,
-    happens,
-    post,
-    refusal,
-    speaker,
-)
+from tests.helpers.in_threads import happens
+from tests.helpers.inside import Gate, assert_idle, failing, sequences_running
+from tests.helpers.reasoning_models import Obedient, Speaker, speaker
+from tests.helpers.served import CHAT, COMPLETIONS, HELLO, Exchange, chat, client_of, error_of, post, refusal
 
 LONG = {"messages": HELLO, "max_tokens": 400}
 KEY = "correct-horse-battery"

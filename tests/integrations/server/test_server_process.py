@@ -31,25 +31,11 @@ from cocoa_integrations._shared import engines
 from cocoa_integrations.server import ServerSettings, create_app, process
 from cocoa_integrations.server.process import DrainingServer, free_memory_released, keep_one_arena, listening, one_arena
 from cocoa_integrations.server.work import Call, EventStream
-from tests.helpers.in_threads import join, start, wait_until
-from tests.helpers.inside import assert_idle, sequences_running
+from tests.helpers.in_threads import happens, join, start, wait_until
+from tests.helpers.inside import Gate, assert_idle, sequences_running
 from tests.helpers.live_server import Reader
-from tests.helpers.reasoning_models import PLAIN
-from tests.helpers.served import (
-    ASKED,
-    CHAT,
-    COMPLETIONS,
-    HELLO,
-    PATIENCE,
-    SCORE,
-    Gate,
-    Speaker,
-    client_of,
-    happens,
-    joined,
-    post,
-    speaker,
-)
+from tests.helpers.reasoning_models import PLAIN, Speaker, speaker
+from tests.helpers.served import ASKED, CHAT, COMPLETIONS, HELLO, PATIENCE, SCORE, client_of, joined, post
 from tests.helpers.server_process import STUCK, quote, serve, server_process, serves, write_arenas
 
 LONG = {"messages": HELLO, "max_tokens": 300, "stream": True}

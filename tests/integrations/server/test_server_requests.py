@@ -18,7 +18,8 @@ from cocoa_integrations.server.protocol.requests import (
 )
 from docs._generate.request_parameters import WITHOUT_EFFECT, request_parameters
 from tests.conformance.tools import source_if_there
-from tests.helpers.served import CHAT, COMPLETIONS, HELLO, SCORE, Speaker, refusal
+from tests.helpers.reasoning_models import Speaker
+from tests.helpers.served import CHAT, COMPLETIONS, HELLO, SCORE, refusal
 
 ROUTES: dict[type[DecodingRequest], dict[str, Any]] = {
     ChatRequest: {"messages": HELLO},

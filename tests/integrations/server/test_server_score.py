@@ -11,7 +11,9 @@ import torch
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime, __version__
 from cocoa_integrations.server import ServerSettings, create_app
 from tests.helpers.alike import near, risk_report
-from tests.helpers.served import HELLO, PATIENCE, SCORE, Speaker, client_of, happens, post, refusal, speaker
+from tests.helpers.in_threads import happens
+from tests.helpers.reasoning_models import Speaker, speaker
+from tests.helpers.served import HELLO, PATIENCE, SCORE, client_of, post, refusal
 
 PROMPT = "A tower is in Paris. Where is the tower?"
 TEXTS = ["It is in Paris.", "It is in Rome, or so."]

@@ -15,20 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cocoa_integrations.server import ServerSettings, create_app
 from tests.helpers.alike import near
-from tests.helpers.inside import failing
-from tests.helpers.served import (
-    COMPLETIONS,
-    HELLO,
-    SCORE,
-    Exchange,
-    Speaker,
-    chat,
-    client_of,
-    gated,
-    happens,
-    post,
-    speaker,
-)
+from tests.helpers.in_threads import happens
+from tests.helpers.inside import failing, gated
+from tests.helpers.reasoning_models import Speaker, speaker
+from tests.helpers.served import COMPLETIONS, HELLO, SCORE, Exchange, chat, client_of, post
 from tests.helpers.span_handlers import Spans
 
 ASKED = {"messages": HELLO, "max_tokens": 12}

@@ -44,8 +44,8 @@ from cocoa_integrations.server.errors import ApiError
 from cocoa_integrations.server.protocol.messages import Message, entries_of
 from cocoa_integrations.tool_calling import Plan, ToolRequest
 from tests.helpers import tool_templates
-from tests.helpers.reasoning_models import READS_REASONING
-from tests.helpers.served import HELLO, Speaker, chat, chunks, speaker
+from tests.helpers.reasoning_models import READS_REASONING, Speaker, speaker
+from tests.helpers.served import HELLO, chat, chunks
 
 OF_OPENAI = {"text", "refusal", "image_url", "input_audio", "file", "input_text", "output_text", "input_image"}
 OF_ANTHROPIC = {"image", "document", "search_result", "tool_use", "tool_result", "thinking", "redacted_thinking"}

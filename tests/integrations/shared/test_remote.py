@@ -53,9 +53,8 @@ from tests.helpers.in_threads import wait_until
 from tests.helpers.inside import sequences_running
 from tests.helpers.live_server import Recording, listening, serving
 from tests.helpers.llama_index_helpers import Finds
-from tests.helpers.reasoning_models import OPENS, READS_REASONING
+from tests.helpers.reasoning_models import OPENS, READS_REASONING, speaker
 from tests.helpers.rivals import heads_file, heads_of
-from tests.helpers.served import speaker
 from tests.helpers.tiny_models import PATHS, Order, engine_for_schemas
 
 QUESTION = "Who invented the telephone?"

@@ -21,7 +21,8 @@ from cocoa_integrations.langchain import ChatCocoa
 from cocoa_integrations.llama_index import CocoaLLM
 from cocoa_integrations.server import create_app
 from tests.helpers.mutations import fuzz
-from tests.helpers.served import HELLO, Speaker, post, speaker
+from tests.helpers.reasoning_models import Speaker, speaker
+from tests.helpers.served import HELLO, post
 from tests.helpers.tiny_models import (
     BOS,
     EOS,

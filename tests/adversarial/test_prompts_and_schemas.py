@@ -19,14 +19,7 @@ from tests.helpers.alike import answers
 from tests.helpers.in_threads import together
 from tests.helpers.inside import assert_idle
 from tests.helpers.mutations import CONTROLS, ESCAPES, MESSAGE_LIMIT, fuzz, mutated_json, outcome
-from tests.helpers.tiny_models import (
-    VOCAB_SIZE,
-    endless,
-    prompt,
-    sentencepiece_like_tokenizer,
-    tiny_model,
-    tiny_tokenizer,
-)
+from tests.helpers.tiny_models import VOCAB_SIZE, endless, pieces_tokenizer, prompt, tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +33,7 @@ def tiny_with_end() -> CocoaEngine:
     return CocoaEngine(tiny_model("llama"), tiny_tokenizer())
 
 
-PIECES = CocoaEngine(tiny_model("llama", seed=2), sentencepiece_like_tokenizer())
+PIECES = CocoaEngine(tiny_model("llama", seed=2), pieces_tokenizer())
 PROMPTS = st.one_of(
     st.text(max_size=60),
     st.text(st.characters(categories=("Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Mn")), max_size=30),

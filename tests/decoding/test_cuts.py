@@ -26,12 +26,12 @@ from tests.helpers.tiny_models import (
     VOCAB_SIZE,
     WellFormedText,
     engine_of,
-    sentencepiece_like_tokenizer,
+    pieces_tokenizer,
     tiny_model,
     tiny_tokenizer,
 )
 
-TOKENIZERS = {"byte-level": tiny_tokenizer, "sentencepiece": sentencepiece_like_tokenizer}
+TOKENIZERS = {"byte-level": tiny_tokenizer, "sentencepiece": pieces_tokenizer}
 PROMPT_TEXTS = ["the ", "das ist", "日本", "Ω 😀", "да, да", "\n\n"]
 LENGTH_RULES = ["sum", "greedy_end", "mean", "end_mean", "common_length", "gnmt"]
 

@@ -17,7 +17,7 @@ from cocoa_engine.decoding.matchers import load_tokenizer
 from tests.helpers.alike import assert_alike
 from tests.helpers.in_threads import together
 from tests.helpers.mutations import fuzz
-from tests.helpers.tiny_models import EOS, sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import EOS, pieces_tokenizer, tiny_model, tiny_tokenizer
 
 CITY = {
     "type": "object",
@@ -134,7 +134,7 @@ def test_regular_expressions_and_a_lark_grammar(engine: CocoaEngine, pattern: st
     assert engine.chat(QUESTIONS[0], max_new_tokens=12, logits_processor=choice).text in ("yes", "no", "I do not know")
 
 
-@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
+@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, pieces_tokenizer])
 def test_text_that_spells_a_special_token_is_text(tokenizer: Any) -> None:
     engine = CocoaEngine(tiny_model("llama", seed=1, vocab_size=len(tokenizer())), tokenizer())
     for name in engine.tokenizer.all_special_tokens:
@@ -145,7 +145,7 @@ def test_text_that_spells_a_special_token_is_text(tokenizer: Any) -> None:
         assert json.loads(answer.text).removesuffix(".") == value
 
 
-@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
+@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, pieces_tokenizer])
 @pytest.mark.parametrize("extra", [0, 20])
 def test_random_weights_write_valid_json(tokenizer: Any, extra: int) -> None:
     """Byte-level and byte-fallback tokenizers, and models with more logits than the tokenizer has tokens."""

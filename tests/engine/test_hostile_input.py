@@ -37,13 +37,7 @@ from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.cli.output import SafeConsole, describe_error, print_json, progress_console
 from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
-from cocoa_engine.errors import (
-    CocoaError,
-    ModelLoadError,
-    UnsupportedModelError,
-    safe,
-    safe_logger,
-)
+from cocoa_engine.errors import CocoaError, ModelLoadError, UnsupportedModelError, safe, safe_logger
 from cocoa_engine.files import require_writable, write_file
 from cocoa_engine.interruptions import interruptible
 from cocoa_engine.lab import files

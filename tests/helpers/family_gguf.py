@@ -15,11 +15,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from cocoa_engine.execution.forward.trial import sample_blocks
-from tests.helpers.tiny_models import sentencepiece_like_tokenizer
+from tests.helpers.tiny_models import pieces_tokenizer
 
 SPECIAL = {"<unk>": 3, "<s>": 3, "</s>": 3, "<|turn|>": 3, "<added>": 4}  # and their types
 TOKENS = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "12"]
-"""The vocabulary of the families with byte-level tokens. The others have that of ``sentencepiece_like_tokenizer``."""
+"""The vocabulary of the families with byte-level tokens. The others have that of ``pieces_tokenizer``."""
 BYTE_LEVEL = ("llama", "qwen2", "qwen3")
 
 _SIZES: dict[str, Any] = {
@@ -518,7 +518,7 @@ def _byte_level(pre: str, special: Mapping[str, int], ids: Mapping[str, int]) ->
 
 
 def _sentencepiece() -> dict[str, Any]:
-    tokenizer = sentencepiece_like_tokenizer()
+    tokenizer = pieces_tokenizer()
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     return {
         "model": "llama",

@@ -199,7 +199,7 @@ def endless_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def sentencepiece_like_tokenizer() -> PreTrainedTokenizerFast:
+def pieces_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer with ``VOCAB_SIZE`` tokens of the family of Llama 2 and Gemma.
 
     Words begin with a visible space, characters outside the vocabulary fall back to one token per byte, the first

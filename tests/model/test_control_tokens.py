@@ -21,7 +21,7 @@ from tests.helpers.tiny_models import (
     BOS,
     LetterTokenizer,
     LoweringTokenizer,
-    sentencepiece_like_tokenizer,
+    pieces_tokenizer,
     tiny_model,
     tiny_tokenizer,
 )
@@ -84,7 +84,7 @@ def normalising() -> Any:
 TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerBase]] = {
     "bytes": lambda: with_tokens(tiny_tokenizer()),
     "bytes, spaces after tokens": lambda: with_tokens(tiny_tokenizer(), rstrip=True),
-    "sentencepiece": lambda: with_tokens(sentencepiece_like_tokenizer()),
+    "sentencepiece": lambda: with_tokens(pieces_tokenizer()),
     "normalising": normalising,
     "words": of_words,
     "python": lambda: with_tokens(LetterTokenizer(LETTERS, unk_token="<unk>", eos_token="</s>", bos_token="<s>")),
@@ -317,7 +317,7 @@ BYTE_LEVEL = Tokens(tiny_tokenizer())
 PROMPT = "read: the thing is 日本 in the rain. ask: where?"
 
 
-KINDS = {"byte level": BYTE_LEVEL, "pieces": Tokens(sentencepiece_like_tokenizer())}
+KINDS = {"byte level": BYTE_LEVEL, "pieces": Tokens(pieces_tokenizer())}
 for kind in ("byte level", "pieces"):  # a slow tokenizer does not know where its tokens come from
     KINDS[f"{kind}, slow"] = Tokens(KINDS[kind].tokenizer)
     KINDS[f"{kind}, slow"].encode_with_offsets = lambda *_, **__: None  # type: ignore[method-assign]

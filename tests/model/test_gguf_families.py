@@ -30,7 +30,7 @@ from tests.helpers.backends import made
 from tests.helpers.family_gguf import BYTE_LEVEL, FAMILIES, UNPACKED, write_family
 from tests.helpers.inside import use_backend
 from tests.helpers.libraries import needs_kernels
-from tests.helpers.tiny_models import sentencepiece_like_tokenizer
+from tests.helpers.tiny_models import pieces_tokenizer
 
 IDS = torch.randint(3, 260, (1, 20), generator=torch.Generator().manual_seed(0))
 
@@ -178,7 +178,7 @@ def test_experts_of_every_type_are_read_where_they_are(
         if forward == "lean" and trial.obstacle() is not None:
             continue
         chosen = made(model, forward, "stock" if trial.obstacle() else "native")
-        engine = use_backend(CocoaEngine(model, sentencepiece_like_tokenizer()), chosen)
+        engine = use_backend(CocoaEngine(model, pieces_tokenizer()), chosen)
         assert_same_answers(engine, exact, IDS[0].tolist())
     torch.testing.assert_close(logits(model), expected, atol=1e-4 * float(expected.std()), rtol=1e-4)
     for layer, block in enumerate(model.model.layers):

@@ -24,7 +24,7 @@ from tests.helpers.tiny_models import (
     EOS,
     VOCAB_SIZE,
     WellFormedText,
-    sentencepiece_like_tokenizer,
+    pieces_tokenizer,
     tiny_model,
     tiny_tokenizer,
     token_bytes,
@@ -32,7 +32,7 @@ from tests.helpers.tiny_models import (
 
 pytestmark = pytest.mark.slow
 
-TOKENIZERS = {"byte-level": tiny_tokenizer, "sentencepiece": sentencepiece_like_tokenizer}
+TOKENIZERS = {"byte-level": tiny_tokenizer, "sentencepiece": pieces_tokenizer}
 KNIFE_EDGE = 1e-4
 
 families = st.sampled_from(sorted(TOKENIZERS))

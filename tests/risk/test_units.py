@@ -24,7 +24,7 @@ from cocoa_engine.risk.words import word_ranges
 from tests.helpers.alike import near
 from tests.helpers.made_up_answers import figures, generation
 from tests.helpers.reference import text_of
-from tests.helpers.tiny_models import engine_of, prompt, sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import engine_of, pieces_tokenizer, prompt, tiny_model, tiny_tokenizer
 
 
 def answer(*parts: tuple[str, float], **given: Sequence[Any]) -> Generation:
@@ -314,7 +314,7 @@ def test_token_ends_of_decoded_answers(method: str) -> None:
     assert max(end for span in stopped.spans for end in span.token_ends) == len(stopped.text) <= 6
 
 
-@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
+@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, pieces_tokenizer])
 def test_token_ends_of_given_texts(tokenizer: object) -> None:
     engine = CocoaEngine(tiny_model("llama"), tokenizer())  # type: ignore[operator]
     text = " to be or not"

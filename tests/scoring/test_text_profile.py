@@ -17,7 +17,7 @@ from cocoa_engine.scoring.text_tree import CandidateGrower
 from cocoa_engine.spans import Candidate
 from tests.helpers.alike import near
 from tests.helpers.inside import assert_idle
-from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import pieces_tokenizer, tiny_model, tiny_tokenizer
 
 PROMPT = "Question: What is the capital of Australia?\nAnswer:"
 TEXTS = [" Canberra, of course.", " Sydney.", " Canberra."]
@@ -84,7 +84,7 @@ def test_spans_cover_the_answer_and_carry_its_labels(engine: CocoaEngine) -> Non
 
 
 @pytest.mark.parametrize("text", ["the thé", " the日 a", "日 é\n a"])
-@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
+@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, pieces_tokenizer])
 def test_offsets_where_decoders_drop_spaces_and_split_characters(tokenizer: object, text: str) -> None:
     engine = CocoaEngine(tiny_model("llama"), tokenizer())  # type: ignore[operator]
     answers = [record(text, (0, len(text))), record(text + " a", (0, 1), id="2")]

@@ -15,11 +15,7 @@ from llama_index.core.base.llms.types import CompletionResponse, CompletionRespo
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.callbacks import CallbackManager
-from llama_index.core.chat_engine import (
-    CondensePlusContextChatEngine,
-    CondenseQuestionChatEngine,
-    ContextChatEngine,
-)
+from llama_index.core.chat_engine import CondensePlusContextChatEngine, CondenseQuestionChatEngine, ContextChatEngine
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.indices.query.query_transform.base import IdentityQueryTransform
 from llama_index.core.llms import CustomLLM, MockLLM

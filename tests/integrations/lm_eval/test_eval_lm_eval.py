@@ -26,7 +26,7 @@ from cocoa_integrations.lm_eval import TASKS_PATH, CocoaLM
 from cocoa_integrations.lm_eval.__main__ import main
 from tests.helpers.alike import near
 from tests.helpers.settings import SETTINGS
-from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import pieces_tokenizer, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +94,7 @@ def test_rolling_is_that_of_hf(engine: CocoaEngine, cocoa_lm: CocoaLM, hf: HFLM)
 
 
 def test_a_text_begins_with_the_first_token_of_a_tokenizer_without_a_last_one() -> None:
-    tokenizer = sentencepiece_like_tokenizer()
+    tokenizer = pieces_tokenizer()
     tokenizer.eos_token = None
     assert CocoaLM(engine=CocoaEngine(tiny_model("llama"), tokenizer)).prefix_token_id == tokenizer.bos_token_id
 
@@ -268,7 +268,7 @@ def test_chat_templates_are_applied_as_hf_does(engine: CocoaEngine, hf: HFLM, da
 
 
 def test_chat_templates_that_write_special_tokens_or_take_no_system_message() -> None:
-    tokenizer = sentencepiece_like_tokenizer()  # it puts <bos> before every text
+    tokenizer = pieces_tokenizer()  # it puts <bos> before every text
     tokenizer.chat_template = (
         "{{ bos_token }}{% for message in messages %}{% if message.role == 'system' %}"
         "{{ raise_exception('no system message') }}{% endif %}{{ message.content }} {% endfor %}"

@@ -22,7 +22,7 @@ from cocoa_integrations.langchain import ChatCocoa, risk_evaluator
 from cocoa_integrations.llama_index import CocoaLLM, RiskEvaluator
 from tests.helpers.alike import near, risk_report
 from tests.helpers.made_up_risk import fitted
-from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import pieces_tokenizer, tiny_model, tiny_tokenizer
 
 QUESTION, CONTEXTS = "Who is it?", ["the red one", "it rains"]
 ANSWER = "It is Otto. He is old!\nYes, 3.5 years"
@@ -131,7 +131,7 @@ def test_only_the_whole_answer_has_a_risk_of_answers(quick: CocoaEngine, monkeyp
     assert report.spans == AnswerJudge(of_spans).judge(QUESTION, ANSWER, CONTEXTS).report.spans
 
 
-@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
+@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, pieces_tokenizer])
 def test_without_a_chat_template(tokenizer: Any) -> None:
     engine = CocoaEngine(tiny_model("llama", seed=6), tokenizer())
     judged = AnswerJudge(engine).judge("who", "it is he. a red one. é日")

@@ -22,9 +22,7 @@ from cocoa_engine.report import RiskReport, SpanReport
 from cocoa_integrations import langchain
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.limits import Limit
-from cocoa_integrations._shared.options import (
-    ends_inside_reasoning,
-)
+from cocoa_integrations._shared.options import ends_inside_reasoning
 from cocoa_integrations._shared.reasoning import split_generation
 from cocoa_integrations.chat_service.local import GrowingAnswer
 from cocoa_integrations.langchain import ChatCocoa, field_risks, get_risk, get_risk_callback, get_spans, risk_gate

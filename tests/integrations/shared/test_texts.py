@@ -23,14 +23,7 @@ from cocoa_integrations.server import create_app
 from tests.helpers.mutations import fuzz
 from tests.helpers.reasoning_models import Speaker, speaker
 from tests.helpers.served import HELLO, post
-from tests.helpers.tiny_models import (
-    BOS,
-    EOS,
-    engine_for_schemas,
-    sentencepiece_like_tokenizer,
-    tiny_model,
-    tiny_tokenizer,
-)
+from tests.helpers.tiny_models import BOS, EOS, engine_for_schemas, pieces_tokenizer, tiny_model, tiny_tokenizer
 
 QUESTION = "Who invented the telephone?"
 TOP = 4
@@ -117,7 +110,7 @@ def test_of_an_answer_that_ended(block_engine: CocoaEngine) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
+@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, pieces_tokenizer])
 @pytest.mark.parametrize("seed", range(4))
 def test_of_random_tokens(tokenizer: Callable[[], Any], seed: int) -> None:
     engine = CocoaEngine(tiny_model("llama", seed=seed), tokenizer())
@@ -142,7 +135,7 @@ def engine_of(base: Callable[[], Any], added: str) -> CocoaEngine:
     return CocoaEngine(tiny_model("llama", seed=3), tokenizer, calibrator=None)
 
 
-@pytest.fixture(params=[tiny_tokenizer, sentencepiece_like_tokenizer], ids=["bytes", "sentencepiece"])
+@pytest.fixture(params=[tiny_tokenizer, pieces_tokenizer], ids=["bytes", "sentencepiece"])
 def base(request: Any) -> Callable[[], Any]:
     made: Callable[[], Any] = request.param
     return made

@@ -1,20 +1,32 @@
-"""How tools are told to a model: by its chat template where that can, else by our own words."""
+"""How tools are told to a model: by its chat template where that can, else by our own words.
+
+Schemas: an answer fits, or the caller is told where it looks. No schema that has a value is refused in an answer.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
+import random
 from functools import cache
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_engine import CocoaEngine, ConfigError, unenforced
+from cocoa_engine.errors import IncompleteAnswerError
+from cocoa_integrations.server import create_app
 from cocoa_integrations.tool_calling import Plan, ToolRequest
 from cocoa_integrations.tool_calling.formats import HERMES, template_format
-from cocoa_integrations.tool_calling.schemas import closed
+from cocoa_integrations.tool_calling.schemas import closed, enforceable, mismatch
+from tests.conformance.json_schema import DRAFTS, outcome, schemas_of, walk
+from tests.conformance.tools import source_if_there
 from tests.helpers import tool_templates
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+from tests.helpers.mutations import fuzz
+from tests.helpers.served import post
+from tests.helpers.tiny_models import engine_for_schemas, tiny_model, tiny_tokenizer
 
 PARAMETERS = {
     "type": "object",
@@ -221,3 +233,314 @@ def test_objects_are_closed_unless_they_say_otherwise() -> None:
         "properties": {"type": {"type": "string"}, "properties": closed(inner)},
         "additionalProperties": False,
     }
+
+
+A = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "title": "answer", "description": "It."}
+UNMET: dict[str, dict[str, Any]] = {
+    "not": {**A, "not": {"required": ["a"]}},
+    "then": {**A, "if": {"required": ["a"]}, "then": {"required": ["b"]}},
+    "dependentRequired": {**A, "dependentRequired": {"a": ["b"]}},
+    "dependentSchemas": {**A, "dependentSchemas": {"a": {"minProperties": 2}}},
+    "propertyNames": {**A, "propertyNames": {"pattern": "^b"}},
+    "uniqueItems": {
+        **A,
+        "properties": {"a": {"type": "array", "prefixItems": [{"const": 1}] * 2, "minItems": 2, "items": False,
+                             "uniqueItems": True}},
+    },
+    "contains": {
+        **A,
+        "properties": {"a": {"type": "array", "prefixItems": [{"const": 1}], "minItems": 1, "items": False,
+                             "contains": {"const": 2}}},
+    },
+    "oneOf": {**A, "oneOf": [{"required": ["a"]}, {"minProperties": 1}]},
+}  # fmt: skip
+"""Schemas of which a grammar leaves out the keyword, and what it leaves allows one text, which does not fit."""
+QUESTION = "Answer."
+
+
+@pytest.fixture(scope="module")
+def engine() -> CocoaEngine:
+    return engine_for_schemas()
+
+
+@pytest.fixture(params=["here", "remote"])
+def place(request: pytest.FixtureRequest, engine: CocoaEngine, url: str) -> dict[str, Any]:
+    return {"engine": engine} if request.param == "here" else {"base_url": url}
+
+
+def json_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+def tool_of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "answer", "description": "It.", "parameters": schema}}
+
+
+@pytest.mark.parametrize("keyword", UNMET)
+def test_the_engine_refuses_what_no_grammar_enforces(engine: CocoaEngine, keyword: str) -> None:
+    with pytest.raises(ConfigError, match=rf"cannot be enforced.*{keyword}"):
+        engine.constrain(json_schema=UNMET[keyword])
+
+
+def test_a_text_is_compared_whatever_its_class() -> None:
+    """A worker imports no module for it: that of LangChain's texts takes a second."""
+
+    class Text(str):
+        """Cannot be pickled."""
+
+    assert mismatch(Text('{"a": 1}'), {"type": "object"}) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["json_schema", "json_mode"])
+def test_structured_output_tells_of_a_mismatch(place: dict[str, Any], method: Any) -> None:
+    from langchain_core.exceptions import OutputParserException
+
+    from cocoa_integrations.langchain import ChatCocoa
+
+    chat = ChatCocoa(**place, max_tokens=80)
+    result: Any = chat.with_structured_output(UNMET["uniqueItems"], method=method, include_raw=True).invoke(QUESTION)
+    assert isinstance(result["parsing_error"], OutputParserException)
+    assert "does not fit the schema" in str(result["parsing_error"])
+    assert result["parsed"] is None
+    assert result["raw"].text.startswith('{"a": ')
+
+
+@pytest.mark.slow
+def test_langchain_tells_of_a_mismatch_of_calls_and_answers(engine: CocoaEngine) -> None:
+    from langchain_core.exceptions import OutputParserException
+
+    from cocoa_integrations.langchain import ChatCocoa
+
+    chat, schema = ChatCocoa(engine=engine, max_tokens=80), UNMET["not"]
+    caller = chat.bind_tools([tool_of(schema)], tool_choice="any")
+    whole, streamed = caller.invoke(QUESTION), None
+    for chunk in caller.stream(QUESTION):
+        streamed = chunk if streamed is None else streamed + chunk
+    for message in (whole, streamed):
+        assert message.tool_calls == []
+        [call] = message.invalid_tool_calls
+        assert call["name"] == "answer"
+    assert "does not fit the schema" in whole.invalid_tool_calls[0]["error"]
+    with pytest.raises(OutputParserException, match="does not fit the schema"):
+        chat.with_structured_output(schema, method="function_calling").invoke(QUESTION)
+    asked = chat.bind(response_format=json_format(schema))
+    for call in (lambda: asked.invoke(QUESTION), lambda: list(asked.stream(QUESTION))):
+        with pytest.raises(IncompleteAnswerError, match="does not fit its schema"):
+            call()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tools", [True, False])
+def test_llama_index_tells_of_a_mismatch(place: dict[str, Any], tools: bool) -> None:
+    from llama_index.core.llms import ChatMessage
+
+    from cocoa_integrations.llama_index import CocoaLLM
+
+    llm = CocoaLLM(**place, max_tokens=80)
+    options: dict[str, Any] = {"response_format": json_format(UNMET["not"])}
+    if tools:
+        options = {"tools": [tool_of(UNMET["not"])], "tool_choice": "required"}
+    messages = [ChatMessage(content=QUESTION)]
+    for call in (lambda: llm.chat(messages, **options), lambda: list(llm.stream_chat(messages, **options))):
+        with pytest.raises(Exception, match="not fit"):
+            call()
+
+
+@pytest.mark.parametrize("keyword", UNMET)
+@pytest.mark.parametrize("tools", [True, False])
+async def test_the_server_tells_of_a_mismatch(engine: CocoaEngine, keyword: str, tools: bool) -> None:
+    schema = UNMET[keyword]
+    options: dict[str, Any] = {"response_format": json_format(schema)}
+    if tools:
+        options = {"tools": [tool_of(schema)], "tool_choice": "required"}
+    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 80, **options}
+    response = await post(create_app(engine), body)
+    assert response.status_code == 422
+    assert response.json()["error"]["code"] == "schema_mismatch"
+    assert response.json()["error"]["param"] == ("tools" if tools else "response_format")
+    streamed = await post(create_app(engine), {**body, "stream": True})
+    assert json.loads(streamed.text.strip().rpartition("data: ")[2])["error"]["code"] == "schema_mismatch"
+
+
+FITS: list[tuple[str, dict[str, Any]]] = [
+    ("19.99", {"multipleOf": 0.01}),
+    ("0.7", {"const": 0.7}),
+    ("1.0", {"type": "integer"}),
+    ('"日本"', {"enum": ["日本"]}),
+    ('["a", 1]', {"items": [{"type": "string"}]}),  # of earlier drafts
+    ("4", {"minimum": 3, "exclusiveMinimum": True}),
+    ("4", {"$schema": "http://json-schema.org/draft-03/schema#", "divisibleBy": 2}),
+    ('"é"', {"pattern": r"^\p{L}$"}),  # no expression of Python, but the grammar enforces it
+    ("1", {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "integer"}]}}}),
+    ('{"a": 1', A),  # it was cut off, which is told elsewhere
+]
+DOES_NOT_FIT: list[tuple[str, dict[str, Any]]] = [
+    ("19.999", {"multipleOf": 0.01}),
+    ("0", {"exclusiveMinimum": 0, "exclusiveMaximum": 0.001}),
+    ("9223372036854775807", {"minimum": 10**30}),
+    ("true", {"type": "integer"}),
+    ("[1]", {"items": [{"type": "string"}]}),
+    ("3", {"minimum": 3, "exclusiveMinimum": True}),
+    ("3", {"$schema": "http://json-schema.org/draft-03/schema#", "divisibleBy": 2}),
+    ("1e99999999999999999999999", {"type": "number"}),
+    ("1", {"not": {"$ref": "http://127.0.0.1:9/nothing.json"}}),
+]
+
+
+@pytest.mark.parametrize(("text", "schema"), FITS + DOES_NOT_FIT)
+def test_what_does_not_fit_is_told_and_nothing_else(text: str, schema: dict[str, Any]) -> None:
+    if (text, schema) in FITS:
+        enforceable(schema)
+    assert (mismatch(text, schema) is None) == ((text, schema) in FITS)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"$ref": "#/$defs/b"}, A], "$defs": {"b": {**A, "properties": {"b": True}, "required": ["b"]}}},
+        {**A, "oneOf": [{**A, "properties": {"b": {"const": 1}}, "required": ["b"]}, {**A, "required": ["c"]}]},
+        {**A, "required": ["z"]},
+    ],
+)
+def test_a_schema_whose_parts_share_an_object_is_not_refused(engine: CocoaEngine, schema: dict[str, Any]) -> None:
+    [processor] = Plan(ToolRequest.of(response_format=json_format(schema)), engine).processors()
+    assert walk(processor.for_prompt([]), random.Random(1))
+
+
+@pytest.mark.parametrize("schema", [{"pattern": "(?=a)b"}, {"title": 5}, {"not": {"pattern": r"\p{L}"}}])
+def test_what_can_be_neither_enforced_nor_validated_is_refused_at_once(schema: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        enforceable(schema)
+    assert "%json" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        *({"$schema": value, "type": "object"} for value in (["x"], {"x": 1}, -1, True, None)),
+        *({"$ref": value} for value in ({"$ref": "#"}, [{"$ref": "#"}], 5)),
+        *({"anyOf": [{"$ref": "#"}], key: value} for key, value in (("anyOf", 5), ("allOf", 1.5), ("allOf", {"x": 1}))),
+        {"$defs": {"a": {"type": "array", "minItems": "x", "items": {"$ref": "#/$defs/a"}}}, "$ref": "#/$defs/a"},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": [["a"]]},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": 1e308},
+    ],
+    ids=str,
+)
+def test_a_keyword_of_a_wrong_type_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        enforceable(schema)
+
+
+NUMBERS = [
+    sign * number
+    for sign in (1, -1)
+    for number in (0, 1, 2**53, 2**53 + 1, 2**62, 2**63 - 1, 2**63, 2**64, 10**30, 1e300)
+]
+
+
+@pytest.mark.slow
+@fuzz(60)
+@given(
+    st.dictionaries(
+        st.sampled_from(["const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]),
+        st.sampled_from(NUMBERS),
+        min_size=1,
+        max_size=2,
+    ),
+    st.sampled_from(["integer", "number"]),
+)
+def test_every_number_is_enforced_validated_or_refused(limits: dict[str, Any], kind: str) -> None:
+    """llguidance itself rounds large numbers, and ends the process at some."""
+    schema = {"type": kind, **limits}
+    try:
+        [processor] = Plan(ToolRequest.of(response_format=json_format(schema)), engine_for_schemas()).processors()
+    except ConfigError as refused:
+        assert "%json" not in str(refused)  # noqa: PT017
+        return
+    text = walk(processor.for_prompt([]), random.Random(0))
+    assert unenforced(schema) or "const" not in limits or text is None or mismatch(text, schema) is None
+
+
+@pytest.mark.parametrize("bounds", [(-(2**63), 2**63 - 1), (0, 2**64 - 1), (-(10**30), 10**30)])
+def test_bounds_of_wide_integers_are_taken(bounds: tuple[int, int]) -> None:
+    schema = {"type": "integer", "minimum": bounds[0], "maximum": bounds[1]}
+    [processor] = Plan(ToolRequest.of(response_format=json_format(schema)), engine_for_schemas()).processors()
+    assert walk(processor.for_prompt([]), random.Random(0))
+    assert mismatch(str(bounds[1]), schema) is None
+    assert mismatch(str(bounds[1] + 1), schema)
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**63), [1, {"a": 2**64}]])
+@pytest.mark.parametrize("key", ["const", "enum"])
+def test_a_value_that_a_grammar_would_round_is_refused_at_once(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"{key} has .* beyond 2\*\*53"):
+        ToolRequest.of(response_format=json_format({key: value if key == "const" else [value, 1]}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [150, 1000])
+@pytest.mark.parametrize("backwards", [True, False])
+def test_references_inside_each_other_never_end_the_process(count: int, backwards: bool) -> None:
+    definitions: dict[str, Any] = {
+        f"d{number}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{number + 1}"}}, "required": ["a"]}
+        for number in range(count)
+    }
+    definitions[f"d{count}"] = {"type": "integer"}
+    names = sorted(definitions, reverse=backwards)
+    schema = {"$ref": "#/$defs/d0", "$defs": {name: definitions[name] for name in names}}
+    if count < 200:
+        assert enforceable(schema)
+    else:
+        with pytest.raises(ConfigError, match="nested too deeply"):
+            enforceable(schema)
+
+
+NAMES = ("a", "b", "c")
+REFERENCES = st.sampled_from([{"$ref": f"#/$defs/{name}"} for name in NAMES])
+LINKED = st.recursive(
+    st.one_of(REFERENCES, st.sampled_from([{"type": "integer"}, {"const": 1}, {"type": "null"}])),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=2).map(lambda parts: {"anyOf": parts}),
+        st.builds(
+            lambda parts, needed: {
+                "type": "object",
+                "properties": parts,
+                "required": [name for name in needed if name in parts],
+                "additionalProperties": False,
+            },
+            st.dictionaries(st.sampled_from("xy"), inner, max_size=2),
+            st.sets(st.sampled_from("xy")),
+        ),
+        st.builds(lambda item, least: {"type": "array", "items": item, "minItems": least}, inner, st.integers(0, 2)),
+    ),
+    max_leaves=4,
+)
+
+
+@pytest.mark.slow
+@fuzz(40)
+@example(
+    {**{name: {"$ref": "#/$defs/a"} for name in NAMES}, "a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "integer"}]}},
+    {"$ref": "#/$defs/a"},
+    0,
+)
+@given(st.fixed_dictionaries(dict.fromkeys(NAMES, LINKED)), LINKED, st.integers(0, 99))
+def test_no_answer_is_refused_in_its_middle(definitions: dict[str, Any], schema: dict[str, Any], seed: int) -> None:
+    """Also with references in a circle: those that no finite value fits are never begun."""
+    request = json_format({**schema, "$defs": definitions})
+    try:
+        plan = Plan(ToolRequest.of(response_format=request), engine_for_schemas())
+        [processor] = plan.processors()
+    except ConfigError:
+        return
+    text = walk(processor.for_prompt([]), random.Random(seed))
+    assert text is None or plan.read(text).content == text
+
+
+@pytest.mark.slow
+def test_a_sample_of_the_json_schema_test_suite() -> None:
+    source = source_if_there("jsonschema")
+    for draft in DRAFTS:
+        for schema in [*schemas_of(source, draft)][::25]:
+            assert not outcome(draft, schema).startswith("WRONG"), outcome(draft, schema)

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock
@@ -463,20 +464,14 @@ def test_a_closed_stderr_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0.01)
     stream = (tmp_path / "stderr").open("w")
     monkeypatch.setattr(sys, "stderr", stream)
-    described = 0
-
-    def describe(seconds: float) -> str:
-        nonlocal described
-        described += 1
-        return "0 s"
-
+    describe = Mock(return_value="0 s")
     monkeypatch.setattr(output, "_duration", describe)
     with Progress("ask").stage("loading"):
         stream.close()
-        before, deadline = described, time.monotonic() + 60
-        while described < before + 3 and time.monotonic() < deadline:
+        before, deadline = describe.call_count, time.monotonic() + 60
+        while describe.call_count < before + 3 and time.monotonic() < deadline:
             time.sleep(0.01)
-    assert described >= before + 3
+    assert describe.call_count >= before + 3
 
 
 # --- commands

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
+from llama_index.core.chat_engine.types import StreamingAgentChatResponse
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from cocoa_engine import CocoaEngine
-from cocoa_integrations.llama_index import RiskStreamingChatResponse
 
 PROMPT = "The capital of France is"
 
@@ -49,11 +49,11 @@ async def answered(engine: Any, how: str, question: str) -> tuple[str, Any]:
     """The text of an engine's response by one of its methods, read to its end, and the response."""
     method = getattr(engine, how)
     response = await method(question) if how.startswith("a") else await asyncio.to_thread(method, question)
-    if isinstance(response, RiskStreamingChatResponse) and how.startswith("a"):
+    if isinstance(response, StreamingAgentChatResponse) and how.startswith("a"):
         return "".join([delta async for delta in response.async_response_gen()]), response
     if isinstance(response, AsyncStreamingResponse):
         return "".join([delta async for delta in response.response_gen]), response
-    if isinstance(response, (StreamingResponse, RiskStreamingChatResponse)):
+    if isinstance(response, (StreamingResponse, StreamingAgentChatResponse)):
         return "".join(await asyncio.to_thread(list, response.response_gen)), response
     return str(response), response
 

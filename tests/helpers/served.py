@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from functools import partial
 from typing import Any
 
 import httpx
@@ -38,13 +39,16 @@ async def post(app: FastAPI, body: Any, path: str = CHAT, **headers: str) -> htt
 
 
 async def chat(
-    engine: CocoaEngine, settings: ServerSettings | None = None, path: str = CHAT, **body: Any
+    engine: CocoaEngine, settings: ServerSettings | None = None, path: str = CHAT, *, status: int = 200, **body: Any
 ) -> dict[str, Any]:
-    """The answer to one request, which must be one."""
+    """The answer to one request, or its error, if it must have another status."""
     response = await post(create_app(engine, settings), {**ASKED[path], **body}, path)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
+    assert response.status_code == status, response.text
+    answer: dict[str, Any] = response.json() if status == 200 else error_of(response)
     return answer
+
+
+refusal = partial(chat, status=400)
 
 
 async def chunks(
@@ -57,15 +61,6 @@ async def chunks(
     *events, done, rest = response.text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     return [json.loads(event.removeprefix("data: ")) for event in events if not event.startswith(":")]
-
-
-async def refusal(
-    engine: CocoaEngine, settings: ServerSettings | None = None, path: str = CHAT, **body: Any
-) -> dict[str, Any]:
-    """The error of a request that must be refused with status 400."""
-    response = await post(create_app(engine, settings), {**ASKED[path], **body}, path)
-    assert response.status_code == 400, response.text
-    return error_of(response)
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 import torch
@@ -225,27 +226,16 @@ def test_running_out_of_gpu_memory_is_tried_again(
     question: str,
 ) -> None:
     monkeypatch.setattr(local, "RETRY_PAUSE", 0.0)
-    failures: list[str] = []
-
-    def failing_twice(name: str) -> Any:
-        method = getattr(quick_engine, name)
-
-        def fails_twice(*args: Any, **options: Any) -> Any:
-            if len(failures) < 2:
-                failures.append(name)
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return method(*args, **options)
-
-        return fails_twice
-
-    monkeypatch.setattr(quick_engine, "chat", failing_twice("chat"))
-    monkeypatch.setattr(quick_engine, "stream_chat", failing_twice("stream_chat"))
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    whole, streamed = (Mock(wraps=each) for each in (quick_engine.chat, quick_engine.stream_chat))
+    monkeypatch.setattr(quick_engine, "chat", whole)
+    monkeypatch.setattr(quick_engine, "stream_chat", streamed)
+    whole.side_effect = streamed.side_effect = [error, error, DEFAULT]
     assert quick_chat.invoke(question).content == quick_answer.content
-    assert failures == ["chat", "chat"]
-    failures.clear()
+    assert (whole.call_count, streamed.call_count) == (3, 0)
     assert added(list(quick_chat.stream(question))).content == quick_answer.content
-    assert failures == ["stream_chat", "stream_chat"]
-    failures.clear()
+    assert (whole.call_count, streamed.call_count) == (3, 3)
+    whole.side_effect = [error, error, DEFAULT]
     with pytest.raises(torch.OutOfMemoryError):
         ChatCocoa(engine=quick_engine, max_tokens=12, max_retries=1).invoke(question)
 

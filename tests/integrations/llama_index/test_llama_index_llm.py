@@ -24,7 +24,7 @@ from cocoa_integrations._shared.options import config_of
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent, RiskScores, collect_risk
 from tests.helpers.alike import all_spans, near, risk_report, to_dicts, without_run
 from tests.helpers.in_threads import join, start
-from tests.helpers.llama_index_helpers import PROMPT, Listener
+from tests.helpers.llama_index_helpers import PROMPT, Listener, answered
 from tests.helpers.span_handlers import Events, Spans
 
 QUESTION = [ChatMessage("Name a colour.")]
@@ -202,22 +202,6 @@ def test_a_prompt_that_is_no_text_is_refused(prompt: Any, llm: CocoaLLM, engine:
             ask(prompt)
 
 
-async def _two_turns(how: str, chat: SimpleChatEngine) -> list[str]:
-    answers = []
-    for question in ("Name a colour.", "And another."):
-        if how == "chat":
-            answers.append((await asyncio.to_thread(chat.chat, question)).response)
-        elif how == "stream_chat":
-            stream = await asyncio.to_thread(chat.stream_chat, question)
-            answers.append("".join(await asyncio.to_thread(list, stream.response_gen)))
-        elif how == "achat":
-            answers.append((await chat.achat(question)).response)
-        else:
-            astream = await chat.astream_chat(question)
-            answers.append("".join([delta async for delta in astream.async_response_gen()]))
-    return answers
-
-
 @pytest.mark.parametrize("how", ["chat", "stream_chat", "achat", "astream_chat"])
 async def test_risk_does_not_leak_into_the_second_turn(how: str, engine: CocoaEngine) -> None:
     prompts: list[str] = []
@@ -228,7 +212,8 @@ async def test_risk_does_not_leak_into_the_second_turn(how: str, engine: CocoaEn
 
     llm = CocoaLLM(engine=engine, max_new_tokens=6, messages_to_prompt=prints_everything)
     chat = SimpleChatEngine.from_defaults(llm=llm)
-    first, _ = await _two_turns(how, chat)
+    first, _ = await answered(chat, how, "Name a colour.")
+    await answered(chat, how, "And another.")
     assert prompts[1] == f"user: Name a colour.\nassistant: {first}\nuser: And another.\nassistant: "
     assert all(not message.additional_kwargs for message in chat.chat_history)
 

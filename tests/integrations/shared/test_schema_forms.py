@@ -425,14 +425,7 @@ def asked_of_langchain(runnable: Any) -> ToolRequest:
     return tool_request(model.kwargs)
 
 
-@pytest.fixture(scope="module")
-def chat() -> ChatCocoa:
-    return ChatCocoa(engine=engine_for_schemas())
-
-
-@pytest.fixture(scope="module")
-def llm() -> CocoaLLM:
-    return CocoaLLM(engine=engine_for_schemas())
+CHAT, LLM = ChatCocoa(engine=engine_for_schemas()), CocoaLLM(engine=engine_for_schemas())
 
 
 def rows(table: dict[str, tuple[Any, list[Any], list[Any]]]) -> list[Any]:
@@ -440,17 +433,15 @@ def rows(table: dict[str, tuple[Any, list[Any], list[Any]]]) -> list[Any]:
 
 
 def as_tool(form: Any) -> list[ToolRequest]:
-    chat = ChatCocoa(engine=engine_for_schemas())
-    return [asked_of_langchain(chat.bind_tools([form], tool_choice="any")), tool_request({"tools": [form]})]
+    return [asked_of_langchain(CHAT.bind_tools([form], tool_choice="any")), tool_request({"tools": [form]})]
 
 
 def as_structured_output(form: Any, *methods: Any) -> list[ToolRequest]:
-    chat = ChatCocoa(engine=engine_for_schemas())
-    return [asked_of_langchain(chat.with_structured_output(form, method=method)) for method in methods]
+    return [asked_of_langchain(CHAT.with_structured_output(form, method=method)) for method in methods]
 
 
 def as_tool_of_llama_index(tool: FunctionTool) -> list[ToolRequest]:
-    prepared = CocoaLLM(engine=engine_for_schemas())._prepare_chat_with_tools([tool], "Hi", tool_required=True)
+    prepared = LLM._prepare_chat_with_tools([tool], "Hi", tool_required=True)
     return [split_tools({name: prepared[name] for name in ("tools", "tool_choice")})[0]]
 
 
@@ -480,15 +471,13 @@ def test_forms_at_every_door(door: Any, form: Any, passing: list[Any], failing: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("schema", "passing", "failing"), rows(IN_JSON))
-def test_json_schemas_at_every_door(
-    chat: ChatCocoa, schema: dict[str, Any], passing: list[Any], failing: list[Any]
-) -> None:
+def test_json_schemas_at_every_door(schema: dict[str, Any], passing: list[Any], failing: list[Any]) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
     requests = [
-        asked_of_langchain(chat.with_structured_output(schema)),
-        asked_of_langchain(chat.with_structured_output({"title": "Person", **schema}, method="function_calling")),
-        asked_of_langchain(chat.bind_tools([openai(schema)])),
+        asked_of_langchain(CHAT.with_structured_output(schema)),
+        asked_of_langchain(CHAT.with_structured_output({"title": "Person", **schema}, method="function_calling")),
+        asked_of_langchain(CHAT.bind_tools([openai(schema)])),
         tool_request({"response_format": form}),
         split_tools({"response_format": form})[0],
         split_tools({"tools": [openai(schema)]})[0],
@@ -503,15 +492,15 @@ def test_json_schemas_at_every_door(
     nested = {"type": "array", "items": {"anyOf": [inside, {"type": "null"}]}, **definitions}
     if "#/properties" not in json.dumps(schema):
         lists, wrong = [[value, None] for value in passing], [[value] for value in failing]
-        check(asked_of_langchain(chat.with_structured_output(nested)), lists, wrong)
+        check(asked_of_langchain(CHAT.with_structured_output(nested)), lists, wrong)
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 @pytest.mark.parametrize(("form", "passing", "failing"), rows(TYPES))
 def test_the_value_has_the_type_that_was_asked_for(
-    chat: ChatCocoa, form: Any, passing: list[Any], failing: list[Any], method: Any
+    form: Any, passing: list[Any], failing: list[Any], method: Any
 ) -> None:
-    value, model = passing[-1], chat.with_structured_output(form, method=method)
+    value, model = passing[-1], CHAT.with_structured_output(form, method=method)
     message = AIMessage(json.dumps(value))
     if method == "function_calling":
         name = asked_of_langchain(model).tools[0]["function"]["name"]
@@ -533,8 +522,8 @@ def test_the_value_has_the_type_that_was_asked_for(
         (function, PERSONS[0], PERSONS[0]),
     ],
 )
-def test_other_values_have_it_too(chat: ChatCocoa, form: Any, value: Any, expected: Any) -> None:
-    assert chat.with_structured_output(form).last.invoke(AIMessage(json.dumps(value))) == expected  # type: ignore[attr-defined]
+def test_other_values_have_it_too(form: Any, value: Any, expected: Any) -> None:
+    assert CHAT.with_structured_output(form).last.invoke(AIMessage(json.dumps(value))) == expected  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -552,14 +541,14 @@ async def test_llama_index_predicts_objects_of_it(form: Any) -> None:
 
 
 @pytest.mark.parametrize("form", NOT_SCHEMAS)
-def test_what_has_no_schema_is_refused_when_it_is_bound(chat: ChatCocoa, form: Any) -> None:
+def test_what_has_no_schema_is_refused_when_it_is_bound(form: Any) -> None:
     refused = "is not a (tool|schema)|takes a schema"
     if not callable(form) or isinstance(form, functools.partial):
         with pytest.raises(ConfigError, match=refused):
-            chat.bind_tools([form])
+            CHAT.bind_tools([form])
     for method in ("json_schema", "function_calling"):
         with pytest.raises(ConfigError, match=refused):
-            chat.with_structured_output(form, method=method)  # type: ignore[arg-type]
+            CHAT.with_structured_output(form, method=method)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -570,10 +559,10 @@ def test_what_has_no_schema_is_refused_when_it_is_bound(chat: ChatCocoa, form: A
         *(({"type": kind, "name": "search"}, "is not a tool") for kind in ("web_search_20250305", "mcp")),
     ],
 )
-def test_a_tool_takes_an_object(chat: ChatCocoa, llm: CocoaLLM, form: Any, words: str) -> None:
+def test_a_tool_takes_an_object(form: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        chat.bind_tools([form])
+        CHAT.bind_tools([form])
     if form is Listed:
-        prepared = llm._prepare_chat_with_tools([get_function_tool(form)], "Hi")
+        prepared = LLM._prepare_chat_with_tools([get_function_tool(form)], "Hi")
         with pytest.raises(ConfigError, match="not object"):
             split_tools({"tools": prepared["tools"]})

@@ -13,15 +13,7 @@ from cocoa_engine import CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_spans
 from tests.helpers.alike import to_dicts
 from tests.helpers.live_server import serving
-from tests.helpers.tiny_models import TEMPLATE, tiny_model, tiny_tokenizer
-
-QUESTION = "Who invented the telephone?"
-
-
-@pytest.fixture(scope="session")
-def question() -> str:
-    """A question whose answer has several spans, of both kinds, within 12 tokens."""
-    return QUESTION
+from tests.helpers.tiny_models import QUESTION, TEMPLATE, tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="session")

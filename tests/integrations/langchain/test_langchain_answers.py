@@ -47,6 +47,7 @@ from cocoa_integrations.langchain.messages import to_chat, to_entries
 from tests.helpers.alike import close, risk_report, to_dicts, token_counts, without_reuse
 from tests.helpers.inside import failing
 from tests.helpers.reasoning_models import PLAIN, reasoning_engine, saying
+from tests.helpers.tiny_models import QUESTION
 
 PROMPTS = ["The capital of France is", "One, two, three,", "Once upon a time"]
 each_kind = pytest.mark.parametrize("kind", [ChatCocoa, CocoaLLM])
@@ -63,9 +64,9 @@ def text_of(answer: Any) -> str:
 
 
 def test_an_answer_and_its_usage_are_those_of_the_engines_chat(
-    engine: CocoaEngine, chat: ChatCocoa, answer: AIMessage, question: str
+    engine: CocoaEngine, chat: ChatCocoa, answer: AIMessage
 ) -> None:
-    asked = [{"role": "user", "content": question}]
+    asked = [{"role": "user", "content": QUESTION}]
     expected, prompt = engine.chat(asked, max_new_tokens=12), len(engine.encode_chat(asked))
     assert answer.content == expected.text  # the chat template is used and the prompt is not echoed
     assert get_risk(answer).to_dict() == risk_report(expected)
@@ -73,7 +74,7 @@ def test_an_answer_and_its_usage_are_those_of_the_engines_chat(
     assert answer.response_metadata["model_name"] == engine.model_name
     counts = {"input_tokens": prompt, "output_tokens": 12, "total_tokens": prompt + 12}
     assert token_counts(answer.usage_metadata) == counts
-    assert chat.get_num_tokens_from_messages([HumanMessage(question)]) == prompt
+    assert chat.get_num_tokens_from_messages([HumanMessage(QUESTION)]) == prompt
     text = "naïve café 🙂"
     assert chat.get_token_ids(text) == engine.encode(text, add_special_tokens=False)
     assert ChatCocoa(engine=engine, custom_get_token_ids=lambda text: [1, 2]).get_num_tokens(text) == 2
@@ -142,48 +143,46 @@ def test_settings_of_a_call_apply_and_do_not_stay(kind: Any, quick_engine: Cocoa
     assert to_dicts(get_spans(only(model, PROMPTS[0])))[0] == first
 
 
-async def test_batches_and_async_calls_answer_as_single_ones(
-    quick_chat: ChatCocoa, quick_answer: AIMessage, question: str
-) -> None:
+async def test_batches_and_async_calls_answer_as_single_ones(quick_chat: ChatCocoa, quick_answer: AIMessage) -> None:
     async def streamed() -> Any:
-        return added([chunk async for chunk in quick_chat.astream(question)])
+        return added([chunk async for chunk in quick_chat.astream(QUESTION)])
 
-    questions = ["Name a colour.", question, "What is 2 + 2?", "Say hello.", question]
+    questions = ["Name a colour.", QUESTION, "What is 2 + 2?", "Say hello.", QUESTION]
     answers = quick_chat.batch(questions, max_tokens=12)
     assert len({message.content for message in answers}) == 4
     same, whole, pair = await asyncio.gather(
-        quick_chat.ainvoke(question), streamed(), quick_chat.abatch([question, question])
+        quick_chat.ainvoke(QUESTION), streamed(), quick_chat.abatch([QUESTION, QUESTION])
     )
     for message in (same, whole, *pair, answers[1], answers[4]):
         assert message.content == quick_answer.content
         assert close(get_risk(message).to_dict(), get_risk(quick_answer).to_dict())
 
 
-def test_text_streams_with_the_risk_beside_it(chat: ChatCocoa, answer: AIMessage, question: str) -> None:
+def test_text_streams_with_the_risk_beside_it(chat: ChatCocoa, answer: AIMessage) -> None:
     chain = (
         ChatPromptTemplate.from_messages([("human", "{question}")])
         | chat
         | RunnableParallel(text=StrOutputParser(), risk=RunnableLambda(get_risk))
     )
-    result = chain.invoke({"question": question})
+    result = chain.invoke({"question": QUESTION})
     assert result == {"text": answer.content, "risk": get_risk(answer)}
-    assert (chain | risk_gate(1.0)).invoke({"question": question}) == result
-    abstained = (chain | risk_gate(0.0, on_risk="abstain", answer="?")).invoke({"question": question})
+    assert (chain | risk_gate(1.0)).invoke({"question": QUESTION}) == result
+    abstained = (chain | risk_gate(0.0, on_risk="abstain", answer="?")).invoke({"question": QUESTION})
     assert (abstained["text"], get_risk(abstained).max_risk) == ("?", get_risk(answer).max_risk)
-    pieces = [piece for piece in chain.stream({"question": question}) if piece.get("text")]
+    pieces = [piece for piece in chain.stream({"question": QUESTION}) if piece.get("text")]
     assert len(pieces) > 2
     assert "".join(piece["text"] for piece in pieces) == answer.content
 
 
 def test_risk_metadata_never_reaches_a_later_prompt(
-    quick_engine: CocoaEngine, quick_chat: ChatCocoa, spy: Any, quick_answer: AIMessage, question: str
+    quick_engine: CocoaEngine, quick_chat: ChatCocoa, spy: Any, quick_answer: AIMessage
 ) -> None:
-    conversation = [SystemMessage("Be brief."), HumanMessage(question), quick_answer, HumanMessage("And the radio?")]
+    conversation = [SystemMessage("Be brief."), HumanMessage(QUESTION), quick_answer, HumanMessage("And the radio?")]
     quick_chat.invoke(conversation, max_tokens=1)
     [messages] = spy.asked("chat")
     assert messages == [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": question},
+        {"role": "user", "content": QUESTION},
         {"role": "assistant", "content": quick_answer.content},
         {"role": "user", "content": "And the radio?"},
     ]
@@ -206,16 +205,14 @@ def test_an_empty_conversation_is_refused_before_any_work(quick_chat: ChatCocoa,
     assert spy.calls == []
 
 
-def test_a_timeout_raises_so_that_fallbacks_start(
-    quick_engine: CocoaEngine, quick_chat: ChatCocoa, question: str
-) -> None:
+def test_a_timeout_raises_so_that_fallbacks_start(quick_engine: CocoaEngine, quick_chat: ChatCocoa) -> None:
     hasty = ChatCocoa(engine=quick_engine, max_tokens=12, timeout=1e-6)
     with pytest.raises(GenerationTimeoutError, match="within 1e-06 s"):
-        hasty.invoke(question)
+        hasty.invoke(QUESTION)
     with pytest.raises(TimeoutError):
-        list(quick_chat.stream(question, timeout=1e-6))
-    assert hasty.with_fallbacks([quick_chat]).invoke(question).content
-    assert hasty.invoke(question, timeout=600.0).content
+        list(quick_chat.stream(QUESTION, timeout=1e-6))
+    assert hasty.with_fallbacks([quick_chat]).invoke(QUESTION).content
+    assert hasty.invoke(QUESTION, timeout=600.0).content
 
 
 def test_running_out_of_gpu_memory_is_tried_again(
@@ -223,7 +220,6 @@ def test_running_out_of_gpu_memory_is_tried_again(
     quick_chat: ChatCocoa,
     monkeypatch: pytest.MonkeyPatch,
     quick_answer: AIMessage,
-    question: str,
 ) -> None:
     monkeypatch.setattr(local, "RETRY_PAUSE", 0.0)
     error = torch.OutOfMemoryError("CUDA out of memory")
@@ -231,21 +227,19 @@ def test_running_out_of_gpu_memory_is_tried_again(
     monkeypatch.setattr(quick_engine, "chat", whole)
     monkeypatch.setattr(quick_engine, "stream_chat", streamed)
     whole.side_effect = streamed.side_effect = [error, error, DEFAULT]
-    assert quick_chat.invoke(question).content == quick_answer.content
+    assert quick_chat.invoke(QUESTION).content == quick_answer.content
     assert (whole.call_count, streamed.call_count) == (3, 0)
-    assert added(list(quick_chat.stream(question))).content == quick_answer.content
+    assert added(list(quick_chat.stream(QUESTION))).content == quick_answer.content
     assert (whole.call_count, streamed.call_count) == (3, 3)
     whole.side_effect = [error, error, DEFAULT]
     with pytest.raises(torch.OutOfMemoryError):
-        ChatCocoa(engine=quick_engine, max_tokens=12, max_retries=1).invoke(question)
+        ChatCocoa(engine=quick_engine, max_tokens=12, max_retries=1).invoke(QUESTION)
 
 
 @each_kind
-def test_invoke_hands_spans_to_callbacks_when_streaming_is_on(
-    kind: Any, quick_engine: CocoaEngine, question: str, live: Any
-) -> None:
+def test_invoke_hands_spans_to_callbacks_when_streaming_is_on(kind: Any, quick_engine: CocoaEngine, live: Any) -> None:
     answer, expected = (
-        only(kind(engine=quick_engine, max_tokens=12, **options), question, callbacks=options and [live])
+        only(kind(engine=quick_engine, max_tokens=12, **options), QUESTION, callbacks=options and [live])
         for options in ({"streaming": True}, {})
     )
     assert answer.text == expected.text
@@ -253,14 +247,14 @@ def test_invoke_hands_spans_to_callbacks_when_streaming_is_on(
         assert without_reuse(answer.generation_info) == without_reuse(expected.generation_info)
     assert get_risk(answer).to_dict() == get_risk(expected).to_dict()
     assert live.spans == to_dicts(get_spans(answer)) == to_dicts(get_spans(expected))
-    assert len(list(ChatCocoa(engine=quick_engine, max_tokens=12, streaming=False).stream(question))) == 1
+    assert len(list(ChatCocoa(engine=quick_engine, max_tokens=12, streaming=False).stream(QUESTION))) == 1
 
 
 def test_a_stream_that_began_is_not_begun_again(
-    quick_engine: CocoaEngine, quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch, spy: Any, question: str
+    quick_engine: CocoaEngine, quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch, spy: Any
 ) -> None:
     monkeypatch.setattr(local, "RETRY_PAUSE", 0.0)
-    stream = quick_chat.stream(question)
+    stream = quick_chat.stream(QUESTION)
     next(stream)
     error = torch.OutOfMemoryError("CUDA out of memory")
     with failing(quick_engine, error), pytest.raises(torch.OutOfMemoryError):
@@ -388,8 +382,8 @@ def compact_chat(quick_engine: CocoaEngine) -> ChatCocoa:
 
 
 @pytest.fixture(scope="module")
-def compact(compact_chat: ChatCocoa, question: str) -> AIMessage:
-    return compact_chat.invoke(question)
+def compact(compact_chat: ChatCocoa) -> AIMessage:
+    return compact_chat.invoke(QUESTION)
 
 
 def test_a_message_of_invoke_says_nothing_twice(compact: AIMessage, quick_answer: AIMessage) -> None:
@@ -404,73 +398,69 @@ def test_a_message_of_invoke_says_nothing_twice(compact: AIMessage, quick_answer
 
 
 async def test_every_entry_point_has_its_default(
-    compact_chat: ChatCocoa, compact: AIMessage, quick_answer: AIMessage, question: str
+    compact_chat: ChatCocoa, compact: AIMessage, quick_answer: AIMessage
 ) -> None:
     messages = [
-        compact_chat.batch([question])[0],
-        await compact_chat.ainvoke(question),
-        compact_chat.invoke(question, stream=True),
-        compact_chat.generate(messages=[[HumanMessage(question)]]).generations[0][0].message,
+        compact_chat.batch([QUESTION])[0],
+        await compact_chat.ainvoke(QUESTION),
+        compact_chat.invoke(QUESTION, stream=True),
+        compact_chat.generate(messages=[[HumanMessage(QUESTION)]]).generations[0][0].message,
     ]
     for message in messages:
         assert (message.additional_kwargs, message.response_metadata) == ({}, compact.response_metadata)
-    chunks = [list(compact_chat.stream(question)), [chunk async for chunk in compact_chat.astream(question)]]
+    chunks = [list(compact_chat.stream(QUESTION)), [chunk async for chunk in compact_chat.astream(QUESTION)]]
     for streamed in chunks:
         assert [span for chunk in streamed for span in to_dicts(get_spans(chunk))] == to_dicts(get_spans(quick_answer))
         assert streamed[-1].response_metadata == quick_answer.response_metadata
 
 
-def test_a_call_and_a_model_choose_the_detail(
-    quick_engine: CocoaEngine, quick_answer: AIMessage, question: str
-) -> None:
+def test_a_call_and_a_model_choose_the_detail(quick_engine: CocoaEngine, quick_answer: AIMessage) -> None:
     chat = ChatCocoa(engine=quick_engine, max_tokens=12, risk_metadata="none")
-    silent = chat.invoke(question)
+    silent = chat.invoke(QUESTION)
     assert set(silent.response_metadata) == {"model_name", "finish_reason", *silent.response_metadata} - {"cocoa_risk"}
     assert silent.additional_kwargs == {}
     with pytest.raises(ConfigError, match="risk_metadata='none'"):
         get_risk(silent).to_dict()
     assert to_dicts(get_spans(silent)) == []
-    whole = chat.invoke(question, risk_metadata="full")
+    whole = chat.invoke(QUESTION, risk_metadata="full")
     assert (whole.additional_kwargs, whole.response_metadata) == (
         quick_answer.additional_kwargs,
         quick_answer.response_metadata,
     )
-    assert chat.bind(risk_metadata="compact").invoke(question).response_metadata["cocoa_risk"]["compact"] is True
+    assert chat.bind(risk_metadata="compact").invoke(QUESTION).response_metadata["cocoa_risk"]["compact"] is True
     assert all(
         not chunk.additional_kwargs and "cocoa_risk" not in chunk.response_metadata for chunk in chat.stream("a")
     )
     with pytest.raises(ConfigError, match="risk_metadata"):
-        chat.invoke(question, risk_metadata="some")
+        chat.invoke(QUESTION, risk_metadata="some")
     chat.risk_metadata = "some"  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="risk_metadata"):
-        list(chat.stream(question))
+        list(chat.stream(QUESTION))
 
 
-def test_a_compact_stream_adds_up_to_the_message(compact_chat: ChatCocoa, compact: AIMessage, question: str) -> None:
-    whole = added(list(compact_chat.stream(question, risk_metadata="compact")))
+def test_a_compact_stream_adds_up_to_the_message(compact_chat: ChatCocoa, compact: AIMessage) -> None:
+    whole = added(list(compact_chat.stream(QUESTION, risk_metadata="compact")))
     assert (whole.text, whole.additional_kwargs) == (compact.text, {})
     assert whole.response_metadata == compact.response_metadata
     with pytest.raises(HallucinationRiskError):
-        list((compact_chat.bind(risk_metadata="compact") | risk_gate(0.0)).stream(question))
+        list((compact_chat.bind(risk_metadata="compact") | risk_gate(0.0)).stream(QUESTION))
 
 
-def test_log_probabilities_stay_where_they_were_asked_for(
-    compact_chat: ChatCocoa, quick_answer: AIMessage, question: str
-) -> None:
-    asked = compact_chat.invoke(question, logprobs=True)
+def test_log_probabilities_stay_where_they_were_asked_for(compact_chat: ChatCocoa, quick_answer: AIMessage) -> None:
+    asked = compact_chat.invoke(QUESTION, logprobs=True)
     assert asked.response_metadata["logprobs"] == quick_answer.response_metadata["logprobs"]
     assert asked.response_metadata["cocoa_risk"]["compact"] is True
     chat = compact_chat.model_copy(update={"logprobs": False})
     for options in ({}, {"logprobs": False}, {"logprobs": False, "risk_metadata": "full"}):
-        assert "logprobs" not in chat.invoke(question, **options).response_metadata
+        assert "logprobs" not in chat.invoke(QUESTION, **options).response_metadata
         chat.logprobs = True  # as scorers switch them on
-    assert chat.invoke(question).response_metadata["logprobs"]["content"]
+    assert chat.invoke(QUESTION).response_metadata["logprobs"]["content"]
 
 
-def test_an_agent_keeps_compact_messages_and_no_second_copy(compact_chat: ChatCocoa, question: str) -> None:
+def test_an_agent_keeps_compact_messages_and_no_second_copy(compact_chat: ChatCocoa) -> None:
     for streamed in (False, True):
         agent = create_agent(compact_chat, tools=[], middleware=[RiskMiddleware(0.0)])
-        asked = {"messages": [("user", question)]}
+        asked = {"messages": [("user", QUESTION)]}
         state = (
             list(agent.stream(asked, stream_mode=["values", "messages"]))[-1][1] if streamed else agent.invoke(asked)
         )
@@ -483,12 +473,12 @@ def test_an_agent_keeps_compact_messages_and_no_second_copy(compact_chat: ChatCo
         assert entry["value"] == max_risk(message)
 
 
-def test_a_cached_answer_has_the_detail_of_its_call(quick_engine: CocoaEngine, question: str) -> None:
+def test_a_cached_answer_has_the_detail_of_its_call(quick_engine: CocoaEngine) -> None:
     chat = ChatCocoa(engine=quick_engine, max_tokens=12, cache=InMemoryCache())
-    chat.invoke(question, risk_metadata="none")
-    assert chat.invoke(question).response_metadata["cocoa_risk"]["compact"] is True
+    chat.invoke(QUESTION, risk_metadata="none")
+    assert chat.invoke(QUESTION).response_metadata["cocoa_risk"]["compact"] is True
     assert len(chat.cache._cache) == 1
-    assert chat.invoke(question, risk_metadata="full").additional_kwargs["cocoa_spans"]
+    assert chat.invoke(QUESTION, risk_metadata="full").additional_kwargs["cocoa_spans"]
 
 
 def test_a_text_model_has_full_metadata_unless_asked(quick_engine: CocoaEngine) -> None:
@@ -517,25 +507,23 @@ async def test_a_parsed_compact_stream_has_the_texts_of_its_spans(text: str) -> 
 
 @pytest.mark.parametrize("unstreamed", [{"streaming": False}, {"disable_streaming": True}])
 async def test_a_stream_in_one_piece_has_the_detail_of_streams(
-    quick_engine: CocoaEngine, quick_answer: AIMessage, question: str, unstreamed: dict[str, Any]
+    quick_engine: CocoaEngine, quick_answer: AIMessage, unstreamed: dict[str, Any]
 ) -> None:
     chat = ChatCocoa(engine=quick_engine, max_tokens=12, **unstreamed)
-    for [chunk] in (list(chat.stream(question)), [chunk async for chunk in chat.astream(question)]):
+    for [chunk] in (list(chat.stream(QUESTION)), [chunk async for chunk in chat.astream(QUESTION)]):
         assert chunk.response_metadata == quick_answer.response_metadata
         assert chunk.additional_kwargs == quick_answer.additional_kwargs
-    [small] = chat.stream(question, risk_metadata="compact")
-    assert (small.additional_kwargs, small.response_metadata) == ({}, chat.invoke(question).response_metadata)
-    [silent] = chat.bind(risk_metadata="none").stream(question)
+    [small] = chat.stream(QUESTION, risk_metadata="compact")
+    assert (small.additional_kwargs, small.response_metadata) == ({}, chat.invoke(QUESTION).response_metadata)
+    [silent] = chat.bind(risk_metadata="none").stream(QUESTION)
     assert "cocoa_risk" not in silent.response_metadata
 
 
 @pytest.mark.filterwarnings("ignore:The method .*stream_v3")
 @pytest.mark.parametrize("detail", ["full", "none"])
-def test_v3_events_are_always_full(
-    compact_chat: ChatCocoa, quick_answer: AIMessage, live: Any, question: str, detail: Any
-) -> None:
+def test_v3_events_are_always_full(compact_chat: ChatCocoa, quick_answer: AIMessage, live: Any, detail: Any) -> None:
     asked = {"version": "v3", "risk_metadata": detail, "config": {"callbacks": [live]}}
-    stream = compact_chat.stream_events(question, **asked)
+    stream = compact_chat.stream_events(QUESTION, **asked)
     finish, spans = list(stream)[-1], to_dicts(get_spans(quick_answer))
     assert finish["metadata"]["cocoa_risk"] == get_risk(quick_answer).to_dict()
     assert finish["additional_kwargs"]["cocoa_spans"] == spans
@@ -570,13 +558,13 @@ def test_it_is_plain_json_and_survives_being_stored(answer: AIMessage, quick_llm
 
 
 async def test_v2_events_carry_spans_live_and_the_report_at_the_end(
-    quick_chat: ChatCocoa, quick_answer: AIMessage, question: str
+    quick_chat: ChatCocoa, quick_answer: AIMessage
 ) -> None:
     async def nested(text: str) -> str:
         return (await quick_chat.ainvoke(text)).content  # an ordinary call inside a chain streams its events too
 
     for runnable in (quick_chat, RunnableLambda(nested)):
-        events = [event async for event in runnable.astream_events(question, version="v2")]
+        events = [event async for event in runnable.astream_events(QUESTION, version="v2")]
         chunks = [event["data"]["chunk"] for event in events if event["event"] == "on_chat_model_stream"]
         [end] = [event["data"]["output"] for event in events if event["event"] == "on_chat_model_end"]
         assert [span for chunk in chunks for span in to_dicts(get_spans(chunk))] == to_dicts(get_spans(quick_answer))

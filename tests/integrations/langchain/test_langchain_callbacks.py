@@ -35,6 +35,7 @@ from tests.helpers.alike import near, without_run
 from tests.helpers.in_threads import join, start
 from tests.helpers.inside import failing
 from tests.helpers.span_handlers import Events, Spans
+from tests.helpers.tiny_models import QUESTION
 
 pytestmark = pytest.mark.also_remote
 
@@ -82,15 +83,15 @@ async def test_it_collects_batches_async_calls_chains_and_other_threads(
 
 
 async def test_a_stream_left_early_leaves_a_partial_report(
-    quick_chat: ChatCocoa, quick_llm: CocoaLLM, quick_answer: AIMessage, question: str
+    quick_chat: ChatCocoa, quick_llm: CocoaLLM, quick_answer: AIMessage
 ) -> None:
     with get_risk_callback() as risk:
-        for number, _ in enumerate(quick_chat.stream(question)):
+        for number, _ in enumerate(quick_chat.stream(QUESTION)):
             if number == 1:
                 break
         for _ in quick_llm.stream("Once"):
             break
-        stream = quick_chat.astream(question)
+        stream = quick_chat.astream(QUESTION)
         await anext(stream)
         await stream.aclose()
     chat_report, llm_report, of_async = risk.reports
@@ -106,17 +107,15 @@ async def test_a_stream_left_early_leaves_a_partial_report(
 
 
 @pytest.mark.also_remote(False)
-def test_an_error_in_mid_stream_leaves_a_partial_report(
-    quick_engine: CocoaEngine, quick_chat: ChatCocoa, question: str
-) -> None:
+def test_an_error_in_mid_stream_leaves_a_partial_report(quick_engine: CocoaEngine, quick_chat: ChatCocoa) -> None:
     with get_risk_callback() as risk:
-        stream = quick_chat.stream(question)
+        stream = quick_chat.stream(QUESTION)
         next(stream)
         with failing(quick_engine, RuntimeError("broken")):
             with pytest.raises(RuntimeError, match="broken"):
                 list(stream)
             with pytest.raises(RuntimeError, match="broken"):
-                quick_chat.invoke(question)  # nothing was decided: nothing to report
+                quick_chat.invoke(QUESTION)  # nothing was decided: nothing to report
     [report] = risk.reports
     assert len(report.spans) == 1
 

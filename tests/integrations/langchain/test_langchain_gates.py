@@ -60,6 +60,7 @@ from tests.helpers.edited_answers import (
 )
 from tests.helpers.made_up_answers import generation
 from tests.helpers.reasoning_models import PLAIN, reasoning_engine, saying
+from tests.helpers.tiny_models import QUESTION
 
 pytestmark = pytest.mark.also_remote
 
@@ -82,9 +83,9 @@ def with_riskiest_marked(answer: AIMessage, left: str = "[[", right: str = "]]")
 
 @pytest.mark.also_remote(False)
 def test_risk_is_read_out_of_the_engines_own_answer(
-    quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float
+    quick_chat: ChatCocoa, quick_answer: AIMessage, between: float
 ) -> None:
-    answer = quick_chat.load().chat([{"role": "user", "content": question}], max_new_tokens=12)
+    answer = quick_chat.load().chat([{"role": "user", "content": QUESTION}], max_new_tokens=12)
     assert close(get_risk(answer).to_dict(), get_risk(quick_answer).to_dict())
     assert close(to_dicts(get_spans(answer)), to_dicts(get_spans(quick_answer)))
     assert close(max_risk(answer, "self_information"), max_risk(quick_answer, "self_information"))
@@ -95,11 +96,11 @@ def test_risk_is_read_out_of_the_engines_own_answer(
 # What passes, and what does not.
 
 
-def test_an_answer_passes_or_raises_with_its_report(quick_chat: ChatCocoa, question: str, between: float) -> None:
-    answer = (quick_chat | risk_gate(1.0)).invoke(question)
-    assert get_risk(answer).to_dict() == get_risk(quick_chat.invoke(question)).to_dict()
+def test_an_answer_passes_or_raises_with_its_report(quick_chat: ChatCocoa, between: float) -> None:
+    answer = (quick_chat | risk_gate(1.0)).invoke(QUESTION)
+    assert get_risk(answer).to_dict() == get_risk(quick_chat.invoke(QUESTION)).to_dict()
     with pytest.raises(HallucinationRiskError, match="how unsure the model was") as caught:
-        (quick_chat | risk_gate(between)).invoke(question)
+        (quick_chat | risk_gate(between)).invoke(QUESTION)
     error = caught.value
     assert isinstance(error, CocoaError)
     assert error.report == get_risk(answer)
@@ -145,13 +146,13 @@ def test_a_gate_opens_for_generations_and_dicts_too(quick_llm: CocoaLLM, quick_a
 
 @pytest.mark.parametrize("output_version", ["v0", "v1"])
 def test_marks_stand_around_risky_spans(
-    quick_engine: CocoaEngine, quick_answer: AIMessage, question: str, between: float, output_version: str
+    quick_engine: CocoaEngine, quick_answer: AIMessage, between: float, output_version: str
 ) -> None:
     chat = ChatCocoa(engine=quick_engine, max_tokens=12, output_version=output_version, risk_metadata="full")
-    before = chat.invoke(question)
+    before = chat.invoke(QUESTION)
     marked = risk_gate(between, on_risk="mark").invoke(before)
     assert marked.text == with_riskiest_marked(quick_answer)
-    for message in (before, add(list(chat.stream(question)))):
+    for message in (before, add(list(chat.stream(QUESTION)))):
         assert message.text == quick_answer.text
         assert get_risk(message).to_dict() == get_risk(quick_answer).to_dict()
         assert to_dicts(get_spans(message)) == to_dicts(get_spans(quick_answer))
@@ -182,34 +183,34 @@ def test_abstaining_calls_no_tools_and_marks_leave_them_alone(quick_answer: AIMe
 # With the rest of LangChain.
 
 
-def test_a_fallback_begins_anew(quick_engine: CocoaEngine, question: str) -> None:
+def test_a_fallback_begins_anew(quick_engine: CocoaEngine) -> None:
     risky = ChatCocoa(engine=quick_engine, max_tokens=12)
     safer = ChatCocoa(engine=quick_engine, max_tokens=3)
-    values = [max_risk(chat.invoke(question)) for chat in (risky, safer)]
+    values = [max_risk(chat.invoke(QUESTION)) for chat in (risky, safer)]
     assert values[1] < values[0]
     gate = risk_gate(sum(values) / 2)
     chain = (risky | gate).with_fallbacks([safer | gate], exceptions_to_handle=(HallucinationRiskError,))
-    expected = safer.invoke(question).text
-    assert chain.invoke(question).text == expected
-    assert [chunk.text for chunk in chain.stream(question)] == [expected]  # nothing of the risky one
-    assert [answer.text for answer in chain.batch([question, question])] == [expected] * 2
+    expected = safer.invoke(QUESTION).text
+    assert chain.invoke(QUESTION).text == expected
+    assert [chunk.text for chunk in chain.stream(QUESTION)] == [expected]  # nothing of the risky one
+    assert [answer.text for answer in chain.batch([QUESTION, QUESTION])] == [expected] * 2
     with pytest.raises(ConfigError):  # a mistake is no risk
         (risky | StrOutputParser() | gate).with_fallbacks(
             [safer | gate], exceptions_to_handle=(HallucinationRiskError,)
-        ).invoke(question)
+        ).invoke(QUESTION)
 
 
-def test_a_chain_branches_on_risk(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:
+def test_a_chain_branches_on_risk(quick_chat: ChatCocoa, quick_answer: AIMessage) -> None:
     for threshold, expected in ((0.0, "unsure"), (2.0, quick_answer.text)):
         branch = RunnableBranch(
             (lambda answer, threshold=threshold: max_risk(answer) >= threshold, lambda answer: "unsure"),
             StrOutputParser(),
         )
-        assert (quick_chat | branch).invoke(question) == expected
-        assert "".join((quick_chat | branch).stream(question)) == expected
+        assert (quick_chat | branch).invoke(QUESTION) == expected
+        assert "".join((quick_chat | branch).stream(QUESTION)) == expected
 
 
-def test_marks_stream_through(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float) -> None:
+def test_marks_stream_through(quick_chat: ChatCocoa, quick_answer: AIMessage, between: float) -> None:
     seen = []
 
     def watch(chunks: Any) -> Any:
@@ -218,24 +219,24 @@ def test_marks_stream_through(quick_chat: ChatCocoa, quick_answer: AIMessage, qu
             yield chunk
 
     chain = quick_chat | RunnableGenerator(watch) | risk_gate(between, on_risk="mark")
-    stream = chain.stream(question)
+    stream = chain.stream(QUESTION)
     first = next(stream)
     assert seen == [to_dicts(get_spans(quick_answer))[0]["text"]]  # the rest is not decided yet
     whole = add([first, *stream])
     assert whole.text == with_riskiest_marked(quick_answer)
     assert get_risk(whole).to_dict() == get_risk(risk_gate(between, on_risk="mark").invoke(quick_answer)).to_dict()
-    assert len(list((quick_chat | risk_gate(1.0, on_risk="mark")).stream(question))) == len(seen)
+    assert len(list((quick_chat | risk_gate(1.0, on_risk="mark")).stream(QUESTION))) == len(seen)
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "batch", "abatch", "stream", "astream"])
 async def test_every_call_passes_whole_or_not_at_all(
-    how: str, quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float
+    how: str, quick_chat: ChatCocoa, quick_answer: AIMessage, between: float
 ) -> None:
     async def answers(gate: Any) -> list[Any]:
         chain = quick_chat | gate
         if how == "astream":
-            return [chunk async for chunk in chain.astream(question)]
-        asked = [question] if "batch" in how else question
+            return [chunk async for chunk in chain.astream(QUESTION)]
+        asked = [QUESTION] if "batch" in how else QUESTION
         made = getattr(chain, how)(asked)
         made = await made if inspect.isawaitable(made) else made
         return list(made) if how in ("batch", "abatch", "stream") else [made]
@@ -282,9 +283,9 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> No
 
 
 @pytest.mark.parametrize("on_risk", ["raise", "mark", "abstain"])
-async def test_answers_without_a_whole_report_are_refused(quick_chat: ChatCocoa, question: str, on_risk: Any) -> None:
+async def test_answers_without_a_whole_report_are_refused(quick_chat: ChatCocoa, on_risk: Any) -> None:
     gate = risk_gate(1.0, on_risk=on_risk)
-    first = next(quick_chat.stream(question))
+    first = next(quick_chat.stream(QUESTION))
     for step in (gate, RiskOutputParser()):
         fake = FakeListChatModel(responses=["hello"]) | step
         for words, ask in (
@@ -292,7 +293,7 @@ async def test_answers_without_a_whole_report_are_refused(quick_chat: ChatCocoa,
             ("a chunk of an answer", lambda step=step: list(step.transform(iter([first])))),
             ("no risk report", lambda fake=fake: fake.invoke("Hi")),
             ("no risk report", lambda fake=fake: list(fake.stream("Hi"))),
-            ("no risk report", lambda step=step: (quick_chat | StrOutputParser() | step).invoke(question)),
+            ("no risk report", lambda step=step: (quick_chat | StrOutputParser() | step).invoke(QUESTION)),
             ("no risk report", lambda step=step: step.invoke({"text": "hello"} if step is gate else "hello")),
         ):
             with pytest.raises(ConfigError, match=words):
@@ -304,18 +305,16 @@ async def test_answers_without_a_whole_report_are_refused(quick_chat: ChatCocoa,
 # Text and risk together.
 
 
-async def test_the_parser_gives_text_and_report(
-    quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float
-) -> None:
+async def test_the_parser_gives_text_and_report(quick_chat: ChatCocoa, quick_answer: AIMessage, between: float) -> None:
     chain = quick_chat | RiskOutputParser()
     expected = {"text": quick_answer.text, "risk": get_risk(quick_answer).to_dict()}
-    assert chain.invoke(question) == await chain.ainvoke(question) == expected
-    assert chain.batch([question]) == [expected]
-    chunks = list(chain.stream(question))
+    assert chain.invoke(QUESTION) == await chain.ainvoke(QUESTION) == expected
+    assert chain.batch([QUESTION]) == [expected]
+    chunks = list(chain.stream(QUESTION))
     assert [chunk["text"] for chunk in chunks] == [*(span["text"] for span in to_dicts(get_spans(quick_answer))), ""]
     assert ["risk" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-    assert add(chunks) == add([chunk async for chunk in chain.astream(question)]) == expected
-    marked = list((chain | risk_gate(between, on_risk="mark")).stream(question))
+    assert add(chunks) == add([chunk async for chunk in chain.astream(QUESTION)]) == expected
+    marked = list((chain | risk_gate(between, on_risk="mark")).stream(QUESTION))
     assert [one["text"] for one in marked] == [with_riskiest_marked(quick_answer)]
 
 
@@ -356,9 +355,9 @@ def test_a_cached_text_has_its_risk(quick_engine: CocoaEngine, spy: Any) -> None
 
 
 def test_marks_find_their_place_where_text_comes_later_than_its_spans(
-    quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float
+    quick_chat: ChatCocoa, quick_answer: AIMessage, between: float
 ) -> None:
-    first, second, *others = quick_chat.stream(question)
+    first, second, *others = quick_chat.stream(QUESTION)
     late = [
         first.model_copy(update={"content": ""}),  # as where a tool call may begin
         second.model_copy(update={"content": first.text + second.text}),

@@ -32,18 +32,19 @@ from cocoa_integrations.langchain import (
 )
 from cocoa_integrations.langchain.agents import RiskMiddleware
 from tests.helpers.alike import made_report, to_dicts, without_offsets, without_run
-from tests.helpers.tiny_models import engine_for_schemas
+from tests.helpers.tiny_models import QUESTION, engine_for_schemas
 
 pytestmark = pytest.mark.also_remote
 here = pytest.mark.also_remote(False)
 
+ASKED = {"messages": [("user", QUESTION)]}
 SAFER = {"max_tokens": 3}
 """Settings with which the quick model's answer is less risky: an answer that is broken off earlier."""
 
 
 @pytest.fixture(scope="module")
-def safer_answer(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> AIMessage:
-    answer = quick_chat.invoke(question, **SAFER)
+def safer_answer(quick_chat: ChatCocoa, quick_answer: AIMessage) -> AIMessage:
+    answer = quick_chat.invoke(QUESTION, **SAFER)
     assert max_risk(answer) < max_risk(quick_answer)
     return answer
 
@@ -58,15 +59,8 @@ def agent_of(model: Any, *middleware: Any, **options: Any) -> Any:
     return agents.create_agent(model, middleware=middleware, **{"tools": [], **options})
 
 
-@pytest.fixture
-def asked(question: str) -> dict[str, Any]:
-    return {"messages": [("user", question)]}
-
-
 @pytest.mark.parametrize("threshold", [0.0, 1.0])
-async def test_the_state_tells_of_every_call(
-    quick_chat: ChatCocoa, quick_answer: AIMessage, asked: Any, threshold: float
-) -> None:
+async def test_the_state_tells_of_every_call(quick_chat: ChatCocoa, quick_answer: AIMessage, threshold: float) -> None:
     agent = agent_of(quick_chat, RiskMiddleware(threshold))
     expected = {
         "report": get_risk(quick_answer).to_dict(),
@@ -74,10 +68,10 @@ async def test_the_state_tells_of_every_call(
         "action": "keep" if threshold == 0.0 else "none",
         "attempts": [max_risk(quick_answer)],
     }
-    state = agent.invoke(asked)
+    state = agent.invoke(ASKED)
     assert state["cocoa_risks"] == [expected]
     assert state["messages"][-1].text == quick_answer.text
-    assert (await agent.ainvoke(asked))["cocoa_risks"] == [expected]
+    assert (await agent.ainvoke(ASKED))["cocoa_risks"] == [expected]
     again = agent.invoke({**state, "messages": [*state["messages"], ("user", "Who?")]})
     assert again["cocoa_risks"][0] == expected
     assert len(again["cocoa_risks"]) == 2
@@ -88,7 +82,6 @@ async def test_settings_and_models_are_tried_in_turn(
     quick_engine: CocoaEngine,
     quick_answer: AIMessage,
     safer_answer: AIMessage,
-    asked: Any,
     between: float,
     spy: Any,
 ) -> None:
@@ -96,7 +89,7 @@ async def test_settings_and_models_are_tried_in_turn(
     agent = agent_of(quick_chat, middleware)
     risky, safer = max_risk(quick_answer), max_risk(safer_answer)
     with get_risk_callback() as reported:
-        states = [agent.invoke(asked), await agent.ainvoke(asked)]
+        states = [agent.invoke(ASKED), await agent.ainvoke(ASKED)]
     assert [report.max_risk for report in reported.reports] == 2 * [risky, risky, safer]
     for state in states:
         assert state["messages"][-1].text == safer_answer.text
@@ -104,11 +97,11 @@ async def test_settings_and_models_are_tried_in_turn(
         assert entry["attempts"] == [risky, risky, safer]  # not the last one: the third passed
         assert (entry["value"], entry["action"], entry["report"]) == (safer, "none", get_risk(safer_answer).to_dict())
     other = ChatCocoa(engine=quick_engine, risk_metadata="full", **SAFER)
-    state = agent_of(quick_chat, RiskMiddleware(between, retry_with=other)).invoke(asked)
+    state = agent_of(quick_chat, RiskMiddleware(between, retry_with=other)).invoke(ASKED)
     assert state["messages"][-1].text == safer_answer.text
     assert other.tags is quick_chat.tags is None  # the models given are not changed
     before = len(spy.calls)
-    agent_of(quick_chat, RiskMiddleware(1.0, retry_with=SAFER)).invoke(asked)
+    agent_of(quick_chat, RiskMiddleware(1.0, retry_with=SAFER)).invoke(ASKED)
     assert len(spy.calls) == before + 1  # a safe answer is not tried again
 
 
@@ -124,42 +117,42 @@ class Reported(FakeListChatModel):
         return result
 
 
-def test_risks_of_different_sources_are_not_compared_with_each_other_under_a_number(asked: Any) -> None:
+def test_risks_of_different_sources_are_not_compared_with_each_other_under_a_number() -> None:
     def model(text: str, risk: float, source: str) -> Reported:
         return Reported(responses=[text], reports=[made_report([risk], risk_source=source).to_dict()])
 
     first = model("first", 0.8, "calibrator")
     other, lower = model("other", 0.4, "source_attention"), model("lower", 0.7, "calibrator")
     for retries, expected in (([other], "first"), ([other, lower], "lower"), ([lower, other], "lower")):
-        state = agent_of(first, RiskMiddleware(0.3, retry_with=retries)).invoke(asked)
+        state = agent_of(first, RiskMiddleware(0.3, retry_with=retries)).invoke(ASKED)
         assert state["messages"][-1].text == expected
     unmeasured = model("unmeasured", float("nan"), "token_probability")
-    state = agent_of(unmeasured, RiskMiddleware(0.3, retry_with=[other])).invoke(asked)
+    state = agent_of(unmeasured, RiskMiddleware(0.3, retry_with=[other])).invoke(ASKED)
     assert state["messages"][-1].text == "other"
     passes = model("passes", 0.2, "source_attention")  # the number is for the answers of all models
-    state = agent_of(first, RiskMiddleware(0.3, retry_with=[passes])).invoke(asked)
+    state = agent_of(first, RiskMiddleware(0.3, retry_with=[passes])).invoke(ASKED)
     assert state["messages"][-1].text == "passes"
 
 
 def test_a_model_that_measures_no_risk_may_be_the_way_out_but_not_the_agents(
-    quick_chat: ChatCocoa, asked: Any, between: float
+    quick_chat: ChatCocoa, between: float
 ) -> None:
     other = FakeListChatModel(responses=["Bell, they say."])
-    state = agent_of(quick_chat, RiskMiddleware(between, retry_with=[other], on_risk="raise")).invoke(asked)
+    state = agent_of(quick_chat, RiskMiddleware(between, retry_with=[other], on_risk="raise")).invoke(ASKED)
     assert state["messages"][-1].text == "Bell, they say."
     [entry] = state["cocoa_risks"]
     assert (entry["report"], entry["value"], entry["action"]) == (None, None, "none")
     assert entry["attempts"][1:] == [None]
     with pytest.raises(ConfigError, match="no risk report"):
-        agent_of(other, RiskMiddleware(between)).invoke(asked)
+        agent_of(other, RiskMiddleware(between)).invoke(ASKED)
 
 
 @pytest.mark.parametrize("on_risk", ["keep", "mark", "abstain"])
 def test_of_risky_answers_the_least_risky_is_acted_on(
-    quick_chat: ChatCocoa, quick_answer: AIMessage, safer_answer: AIMessage, asked: Any, on_risk: Any
+    quick_chat: ChatCocoa, quick_answer: AIMessage, safer_answer: AIMessage, on_risk: Any
 ) -> None:
     middleware = RiskMiddleware(0.0, retry_with=[SAFER, {"max_tokens": 12}], on_risk=on_risk, mark="<{text}>")
-    state = agent_of(quick_chat, middleware).invoke(asked)
+    state = agent_of(quick_chat, middleware).invoke(ASKED)
     message, [entry] = state["messages"][-1], state["cocoa_risks"]
     assert entry["attempts"] == [max_risk(one) for one in (quick_answer, safer_answer, quick_answer)]
     assert (entry["action"], entry["report"]) == (on_risk, get_risk(safer_answer).to_dict())
@@ -168,13 +161,13 @@ def test_of_risky_answers_the_least_risky_is_acted_on(
     assert without_offsets(get_risk(message).to_dict()) == without_offsets(get_risk(safer_answer).to_dict())
 
 
-async def test_it_raises_if_asked_to(quick_chat: ChatCocoa, quick_answer: AIMessage, asked: Any) -> None:
+async def test_it_raises_if_asked_to(quick_chat: ChatCocoa, quick_answer: AIMessage) -> None:
     agent = agent_of(quick_chat, RiskMiddleware(0.0, on_risk="raise"))
     with pytest.raises(HallucinationRiskError) as caught:
-        agent.invoke(asked)
+        agent.invoke(ASKED)
     assert caught.value.report == get_risk(quick_answer)
     with pytest.raises(HallucinationRiskError):
-        await agent.ainvoke(asked)
+        await agent.ainvoke(ASKED)
 
 
 class Caller(GenericFakeChatModel):
@@ -186,15 +179,13 @@ class Caller(GenericFakeChatModel):
 
 @pytest.mark.parametrize("tools", [[], [len]])
 @pytest.mark.parametrize("on_risk", ["mark", "abstain"])
-def test_with_a_response_format_the_agent_ends_too(
-    quick_answer: AIMessage, asked: Any, on_risk: Any, tools: Any
-) -> None:
+def test_with_a_response_format_the_agent_ends_too(quick_answer: AIMessage, on_risk: Any, tools: Any) -> None:
     schema = {"title": "Inventor", "type": "object", "properties": {"name": {"type": "string"}}}
     call = {"name": "Inventor", "args": {"name": "Bell"}, "id": "1", "type": "tool_call"}
     model = Caller(messages=iter([quick_answer.model_copy(update={"tool_calls": [call]})]))  # to be asked once
     middleware = RiskMiddleware(0.0, on_risk=on_risk)
     agent = agents.create_agent(model, tools=tools, middleware=[middleware], response_format=ToolStrategy(schema))
-    state = agent.invoke(asked)
+    state = agent.invoke(ASKED)
     if on_risk == "mark":  # left as it is: its text is for programs
         assert state["structured_response"] == {"name": "Bell"}
     else:
@@ -210,23 +201,23 @@ def streamed_texts(agent: Any, asked: Any) -> list[str]:
 
 
 async def test_nothing_is_streamed_before_it_was_judged(
-    quick_chat: ChatCocoa, quick_answer: AIMessage, safer_answer: AIMessage, asked: Any, between: float
+    quick_chat: ChatCocoa, quick_answer: AIMessage, safer_answer: AIMessage, between: float
 ) -> None:
     agent = agent_of(quick_chat, RiskMiddleware(between, retry_with=SAFER))
-    assert streamed_texts(agent, asked) == [safer_answer.text]
-    chunks = [chunk async for chunk, _ in agent.astream(asked, stream_mode="messages")]
+    assert streamed_texts(agent, ASKED) == [safer_answer.text]
+    chunks = [chunk async for chunk, _ in agent.astream(ASKED, stream_mode="messages")]
     assert [chunk.text for chunk in chunks] == [safer_answer.text]
     agent = agent_of(quick_chat, RiskMiddleware(between, on_risk="abstain"))
-    assert streamed_texts(agent, asked) == ["I don't know."]
-    [update] = agent.stream(asked, stream_mode="updates")
+    assert streamed_texts(agent, ASKED) == ["I don't know."]
+    [update] = agent.stream(ASKED, stream_mode="updates")
     assert update["model"]["messages"][-1].text == "I don't know."
     spans = [span["text"] for span in get_risk(quick_answer).to_dict()["spans"]]
-    assert streamed_texts(agent_of(quick_chat, RiskMiddleware(between)), asked) == [*spans, ""]
+    assert streamed_texts(agent_of(quick_chat, RiskMiddleware(between)), ASKED) == [*spans, ""]
 
 
-def test_two_of_them_agree_on_the_state(quick_chat: ChatCocoa, asked: Any) -> None:
+def test_two_of_them_agree_on_the_state(quick_chat: ChatCocoa) -> None:
     agent = agent_of(quick_chat, RiskMiddleware(1.0, metric="con_mlds"), RiskMiddleware(0.0, on_risk="abstain"))
-    state = agent.invoke(asked)
+    state = agent.invoke(ASKED)
     assert state["messages"][-1].text == "I don't know."
     assert [entry["action"] for entry in state["cocoa_risks"]] == ["abstain", "none"]
 
@@ -256,17 +247,13 @@ def test_without_the_package_it_says_what_to_install(name: str, module: str, mon
 
 
 THREAD: Any = {"configurable": {"thread_id": "1"}}
+REVIEWER = RiskMiddleware(0.0, on_risk="interrupt")
+"""Stops at every answer."""
 TEXT = "Alexander Graham Bell."
 
 
 def reviewed_agent(model: Any, *middleware: Any, **options: Any) -> Any:
     return agent_of(model, *middleware, **{"checkpointer": InMemorySaver(), **options})
-
-
-@pytest.fixture
-def reviewer() -> RiskMiddleware:
-    """Stops at every answer."""
-    return RiskMiddleware(0.0, on_risk="interrupt")
 
 
 DECISIONS = [
@@ -300,12 +287,12 @@ def _decided(state: dict[str, Any], decision: dict[str, Any], text: str) -> None
 @here
 @pytest.mark.parametrize(("decision", "text"), DECISIONS)
 async def test_a_risky_answer_waits_for_a_decision(
-    quick_chat: ChatCocoa, quick_answer: AIMessage, asked: Any, reviewer: Any, spy: Any, decision: Any, text: Any
+    quick_chat: ChatCocoa, quick_answer: AIMessage, spy: Any, decision: Any, text: Any
 ) -> None:
     expected, resumed = quick_answer.text if text is None else text, Command(resume=decision)
     for asynchronous in (False, True):
-        agent = reviewed_agent(quick_chat, reviewer)
-        state = await agent.ainvoke(asked, THREAD) if asynchronous else agent.invoke(asked, THREAD)
+        agent = reviewed_agent(quick_chat, REVIEWER)
+        state = await agent.ainvoke(ASKED, THREAD) if asynchronous else agent.invoke(ASKED, THREAD)
         [interrupt] = state["__interrupt__"]
         _shown(interrupt.value, quick_answer)
         assert len(state["messages"]) == 1  # the answer is not part of the conversation yet
@@ -313,12 +300,12 @@ async def test_a_risky_answer_waits_for_a_decision(
         state = await agent.ainvoke(resumed, THREAD) if asynchronous else agent.invoke(resumed, THREAD)
         _decided(state, decision, expected)
         assert len(spy.calls) == calls  # the model was not called again
-    agent = reviewed_agent(quick_chat, reviewer)
-    assert list(agent.stream(asked, THREAD, stream_mode="messages")) == []
+    agent = reviewed_agent(quick_chat, REVIEWER)
+    assert list(agent.stream(ASKED, THREAD, stream_mode="messages")) == []
     chunks = [chunk for chunk, _ in agent.stream(resumed, THREAD, stream_mode="messages")]
     assert [chunk.text for chunk in chunks] == [expected]
-    agent = reviewed_agent(quick_chat, reviewer)
-    updates = [update async for update in agent.astream(asked, THREAD, stream_mode="updates")]
+    agent = reviewed_agent(quick_chat, REVIEWER)
+    updates = [update async for update in agent.astream(ASKED, THREAD, stream_mode="updates")]
     [interrupt] = updates[-1]["__interrupt__"]
     _shown(interrupt.value, quick_answer)
     assert not any("model" in update for update in updates)
@@ -328,11 +315,9 @@ async def test_a_risky_answer_waits_for_a_decision(
 
 
 @here
-def test_a_run_goes_on_after_a_restart(
-    quick_chat: ChatCocoa, quick_answer: AIMessage, asked: Any, reviewer: Any, spy: Any
-) -> None:
+def test_a_run_goes_on_after_a_restart(quick_chat: ChatCocoa, quick_answer: AIMessage, spy: Any) -> None:
     before = InMemorySaver()
-    reviewed_agent(quick_chat, reviewer, checkpointer=before).invoke(asked, THREAD)
+    reviewed_agent(quick_chat, REVIEWER, checkpointer=before).invoke(ASKED, THREAD)
     after = InMemorySaver()  # what a database would hold
     stored = pickle.dumps([{key: dict(value) for key, value in before.storage.items()}, before.writes, before.blobs])
     storage, writes, blobs = pickle.loads(stored)
@@ -351,9 +336,9 @@ def test_a_run_goes_on_after_a_restart(
 
 @here
 @pytest.mark.parametrize("wrong", ["accept", {"type": "approve"}, {"type": "edit"}, {"type": "edit", "text": 3}, None])
-def test_after_another_value_it_asks_again(quick_chat: ChatCocoa, asked: Any, reviewer: Any, wrong: Any) -> None:
-    agent = reviewed_agent(quick_chat, reviewer)
-    agent.invoke(asked, THREAD)
+def test_after_another_value_it_asks_again(quick_chat: ChatCocoa, wrong: Any) -> None:
+    agent = reviewed_agent(quick_chat, REVIEWER)
+    agent.invoke(ASKED, THREAD)
     if wrong is None:
         wrong = {"type": None}
     [interrupt] = agent.invoke(Command(resume=wrong), THREAD)["__interrupt__"]
@@ -364,9 +349,9 @@ def test_after_another_value_it_asks_again(quick_chat: ChatCocoa, asked: Any, re
 
 
 @here
-def test_a_safe_answer_does_not_wait(quick_chat: ChatCocoa, quick_answer: AIMessage, asked: Any) -> None:
+def test_a_safe_answer_does_not_wait(quick_chat: ChatCocoa, quick_answer: AIMessage) -> None:
     agent = reviewed_agent(quick_chat, RiskMiddleware(1.0, on_risk="interrupt"))
-    state = agent.invoke(asked, THREAD)
+    state = agent.invoke(ASKED, THREAD)
     assert "__interrupt__" not in state
     assert state["messages"][-1].text == quick_answer.text
     assert state["cocoa_risks"][0]["action"] == "none"
@@ -450,12 +435,12 @@ def test_invalid_conditions_are_refused(kind: Any, options: Any) -> None:
 
 
 @here
-def test_risk_reaches_messages_updates_and_callbacks(quick_chat: ChatCocoa, quick_answer: Any, asked: Any) -> None:
+def test_risk_reaches_messages_updates_and_callbacks(quick_chat: ChatCocoa, quick_answer: Any) -> None:
     agent = agents.create_agent(quick_chat, tools=[])
     with get_risk_callback() as risk:
-        message = agent.invoke(asked)["messages"][-1]
-        chunks = [chunk for chunk, _ in agent.stream(asked, stream_mode="messages")]
-        [update] = agent.stream(asked, stream_mode="updates")
+        message = agent.invoke(ASKED)["messages"][-1]
+        chunks = [chunk for chunk, _ in agent.stream(ASKED, stream_mode="messages")]
+        [update] = agent.stream(ASKED, stream_mode="updates")
     expected = get_risk(quick_answer).to_dict()
     assert (
         get_risk(message).to_dict()

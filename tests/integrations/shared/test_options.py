@@ -27,15 +27,11 @@ from tests.helpers.llama_index_helpers import PROMPT
 from tests.helpers.made_up_risk import save_calibrator
 from tests.helpers.tiny_models import TEMPLATE, endless, engine_for_schemas, save_model, tiny_model, tiny_tokenizer
 
+QUICK = engine_for_schemas()
 OF_LANGCHAIN = [ChatCocoa, LangChainLLM]
 each_model = pytest.mark.parametrize("kind", OF_LANGCHAIN)
 ALL = [*OF_LANGCHAIN, CocoaLLM]
 each_kind = pytest.mark.parametrize("kind", ALL)
-
-
-@pytest.fixture(scope="module")
-def quick() -> CocoaEngine:
-    return engine_for_schemas()
 
 
 @pytest.fixture(scope="module")
@@ -52,22 +48,22 @@ def llm(engine: CocoaEngine) -> CocoaLLM:
 
 
 @pytest.fixture
-def loads(quick: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What from_pretrained is asked for, in place of loading."""
     asked: list[dict[str, Any]] = []
 
     def load(**options: Any) -> CocoaEngine:
         asked.append(options)
-        return quick
+        return QUICK
 
     monkeypatch.setattr(CocoaEngine, "from_pretrained", load)
     return asked
 
 
 @each_kind
-def test_settings_not_given_are_those_of_the_config_or_the_engine(kind: Any, quick: CocoaEngine) -> None:
+def test_settings_not_given_are_those_of_the_config_or_the_engine(kind: Any) -> None:
     config = CocoaConfig(alpha=1.0, stop="x", max_new_tokens=5)
-    engine = CocoaEngine(quick.model, quick.tokenizer, config=config)
+    engine = CocoaEngine(QUICK.model, QUICK.tokenizer, config=config)
     assert config_of(kind(engine=engine)) == config
     assert config_of(kind(engine=engine, alpha=3.0)) == config.replace(alpha=3.0)
     assert config_of(kind(engine=engine, config=CocoaConfig(gamma=0.5))) == CocoaConfig(gamma=0.5)
@@ -153,9 +149,9 @@ BAD: list[tuple[list[Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "options", "message"), [(kind, *row) for kinds, *row in BAD for kind in kinds])
-def test_bad_options_of_a_constructor(kind: Any, options: dict[str, Any], message: str, quick: CocoaEngine) -> None:
+def test_bad_options_of_a_constructor(kind: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        kind(**{"engine": quick, **options})
+        kind(**{"engine": QUICK, **options})
 
 
 @pytest.mark.parametrize(
@@ -173,10 +169,10 @@ def test_bad_options_of_a_constructor(kind: Any, options: dict[str, Any], messag
 )
 @each_model
 async def test_bad_options_of_a_call(
-    kind: Any, quick: CocoaEngine, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+    kind: Any, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = kind(engine=quick)
-    monkeypatch.setattr(quick.model, "forward", lambda *args, **kwargs: pytest.fail("work was done"))
+    model = kind(engine=QUICK)
+    monkeypatch.setattr(QUICK.model, "forward", lambda *args, **kwargs: pytest.fail("work was done"))
     for ask in (model.invoke, lambda text, **options: next(model.stream(text, **options))):
         with pytest.raises(ConfigError, match=message):
             ask("Hi", **options)
@@ -186,8 +182,8 @@ async def test_bad_options_of_a_call(
         model.batch(["Hi"], **options)
 
 
-def test_tools_and_templates_are_refused_by_a_text_model(quick: CocoaEngine) -> None:
-    llm = LangChainLLM(engine=quick)
+def test_tools_and_templates_are_refused_by_a_text_model() -> None:
+    llm = LangChainLLM(engine=QUICK)
     for options in ({"tools": [{}]}, {"response_format": {"type": "json_object"}}, {"tool_choice": "any"}):
         with pytest.raises(UnsupportedFeatureError, match=next(iter(options))):
             llm.invoke("Hi", **options)
@@ -195,14 +191,14 @@ def test_tools_and_templates_are_refused_by_a_text_model(quick: CocoaEngine) -> 
         llm.bind_tools([], response_format={"type": "json_object"})
     with pytest.raises(UnsupportedFeatureError, match="constrain"):
         llm.with_structured_output({"title": "Answer", "type": "object"})
-    for model in (llm, CocoaLLM(engine=quick)):  # of the text, which is in no template
+    for model in (llm, CocoaLLM(engine=QUICK)):  # of the text, which is in no template
         with pytest.raises(ConfigError, match="unknown option 'enable_thinking'"):
             completed(model, enable_thinking=False)
 
 
 @each_model
-def test_none_is_not_given_and_no_tools_are_no_tools(kind: Any, quick: CocoaEngine) -> None:
-    model = kind(engine=quick, max_tokens=1, max_retries=None, logprobs=None, logits_processor=None)
+def test_none_is_not_given_and_no_tools_are_no_tools(kind: Any) -> None:
+    model = kind(engine=QUICK, max_tokens=1, max_retries=None, logprobs=None, logits_processor=None)
     assert (model.max_retries, model.logprobs, model.logits_processor) == (2, None, ())
     asked = model._for_call(None, {"logprobs": None, "stopping_criteria": None, "timeout": None})[0]
     assert (asked.logprobs, asked.stopping_criteria, asked.timeout) == (None, (), None)
@@ -213,22 +209,22 @@ def test_none_is_not_given_and_no_tools_are_no_tools(kind: Any, quick: CocoaEngi
 
 
 @each_kind
-def test_callables_of_transformers_act(kind: Any, quick: CocoaEngine) -> None:
-    model, text = kind(engine=quick, max_tokens=6), completed
+def test_callables_of_transformers_act(kind: Any) -> None:
+    model, text = kind(engine=QUICK, max_tokens=6), completed
     plain = text(model)
-    [banned] = quick.encode(plain[0], add_special_tokens=False)
+    [banned] = QUICK.encode(plain[0], add_special_tokens=False)
     ban, criteria = SuppressTokensLogitsProcessor([banned]), StoppingCriteriaList([lambda ids, scores, **_: True])
     assert text(model, logits_processor=[ban])[0] != plain[0]
     assert text(model, stopping_criteria=criteria) == plain[:1]
     if kind is CocoaLLM:
-        limit = MaxLengthCriteria(len(quick.encode("Hi")) + 3)
+        limit = MaxLengthCriteria(len(QUICK.encode("Hi")) + 3)
         assert text(model, stopping_criteria=[limit]) == plain[:3]
     for name, value, changed in (
         ("logits_processor", ban, text(model, logits_processor=[ban])),
         ("stopping_criteria", criteria, plain[:1]),
     ):
         options = {"generate_kwargs": {name: value}} if kind is CocoaLLM else {name: value}
-        changing = kind(engine=quick, max_tokens=6, **options)
+        changing = kind(engine=QUICK, max_tokens=6, **options)
         assert text(changing) == text(changing) == changed
         assert text(changing, **{name: []}) == plain  # instead of the constructor's
         of_langchain = (repr(changing), str(dumpd(changing)), str(changing.model_dump()))
@@ -288,8 +284,8 @@ def test_a_failed_load_is_tried_again_and_a_model_nobody_holds_is_let_go(
 
 
 @each_model
-def test_tracing_is_told_model_and_settings(kind: Any, quick: CocoaEngine) -> None:
-    model = kind(engine=quick, max_tokens=5, temperature=0.3, stop=["x"])
+def test_tracing_is_told_model_and_settings(kind: Any) -> None:
+    model = kind(engine=QUICK, max_tokens=5, temperature=0.3, stop=["x"])
     names = ("model_type", "stop", "model_name", "temperature", "max_tokens")
     kind_name = "chat" if kind is ChatCocoa else "llm"
     own, called = model._get_ls_params(), model._get_ls_params(["y"], model="other", temperature=0.1, max_tokens=3)
@@ -299,9 +295,9 @@ def test_tracing_is_told_model_and_settings(kind: Any, quick: CocoaEngine) -> No
 
 
 @each_model
-def test_an_engine_is_taken_as_it_is_and_not_serialised(kind: Any, quick: CocoaEngine) -> None:
-    model = kind(engine=quick, dtype="auto", api_key="x")  # as they are by default; unused
-    assert model.load() is quick
+def test_an_engine_is_taken_as_it_is_and_not_serialised(kind: Any) -> None:
+    model = kind(engine=QUICK, dtype="auto", api_key="x")  # as they are by default; unused
+    assert model.load() is QUICK
     assert not kind.is_lc_serializable()
     assert dumpd(model)["type"] == "not_implemented"
     assert "engine" not in model.model_dump()
@@ -463,16 +459,16 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_both_adapters_give_the_same_hint(name: str, quick: CocoaEngine) -> None:
+def test_both_adapters_give_the_same_hint(name: str) -> None:
     option = {name: VALUES[name]}
     lists = []
     asks: list[Any] = [
         lambda: ChatCocoa(**option),
-        lambda: ChatCocoa(engine=quick).invoke("Hi", **option),
-        lambda: LangChainLLM(engine=quick).bind(**option).invoke("Hi"),
-        lambda: CocoaLLM(engine=quick, **option),
-        lambda: CocoaLLM(engine=quick, generate_kwargs=option),
-        lambda: CocoaLLM(engine=quick).complete("Hi", **option),
+        lambda: ChatCocoa(engine=QUICK).invoke("Hi", **option),
+        lambda: LangChainLLM(engine=QUICK).bind(**option).invoke("Hi"),
+        lambda: CocoaLLM(engine=QUICK, **option),
+        lambda: CocoaLLM(engine=QUICK, generate_kwargs=option),
+        lambda: CocoaLLM(engine=QUICK).complete("Hi", **option),
     ]
     for ask in asks:
         with pytest.raises(ConfigError) as error:
@@ -483,22 +479,22 @@ def test_both_adapters_give_the_same_hint(name: str, quick: CocoaEngine) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*(name for name, (neutral, _) in REFUSALS.items() if neutral), "do_sample"])
-def test_values_without_effect_are_accepted(name: str, quick: CocoaEngine) -> None:
+def test_values_without_effect_are_accepted(name: str) -> None:
     for value in (None, *REFUSALS[name][0]):
         options: dict[str, Any] = {name: value}
         assert ChatCocoa(**options) == ChatCocoa()
-        langchain = LangChainLLM(engine=quick, max_tokens=1)
+        langchain = LangChainLLM(engine=QUICK, max_tokens=1)
         assert langchain.invoke("Hi", **options) == langchain.invoke("Hi")
-        assert CocoaLLM(engine=quick, generate_kwargs=options, max_new_tokens=1).complete("Hi").text is not None
+        assert CocoaLLM(engine=QUICK, generate_kwargs=options, max_new_tokens=1).complete("Hi").text is not None
 
 
 SAMPLED: dict[str, Any] = {"method": "sample", "temperature": 0.7, "top_p": 0.9, "top_k": 20, "seed": 3}
 SAMPLED["max_new_tokens"] = 8
 
 
-def test_the_method_sample_takes_top_p_and_top_k(quick: CocoaEngine) -> None:
-    expected = quick.generate("Hi", **SAMPLED).text
-    assert expected != quick.generate("Hi", **SAMPLED | {"top_k": 0, "top_p": 1.0, "temperature": 3.0}).text
+def test_the_method_sample_takes_top_p_and_top_k() -> None:
+    expected = QUICK.generate("Hi", **SAMPLED).text
+    assert expected != QUICK.generate("Hi", **SAMPLED | {"top_k": 0, "top_p": 1.0, "temperature": 3.0}).text
     for kind in (LangChainLLM, CocoaLLM):
         for options, call in (
             (SAMPLED, {}),
@@ -506,14 +502,14 @@ def test_the_method_sample_takes_top_p_and_top_k(quick: CocoaEngine) -> None:
             ({"method": "sample"}, SAMPLED | {"method": None}),
             ({"config": CocoaConfig(method="sample"), **SAMPLED}, {}),
         ):
-            assert completed(kind(engine=quick, **options), **call) == expected
-    assert completed(CocoaLLM(engine=quick, generate_kwargs=SAMPLED)) == expected
+            assert completed(kind(engine=QUICK, **options), **call) == expected
+    assert completed(CocoaLLM(engine=QUICK, generate_kwargs=SAMPLED)) == expected
     assert ChatCocoa(method="sample", temperature=0.7, top_p=0.9).config.top_p == 0.9
-    greedy = quick.generate("Hi", method="greedy", max_new_tokens=8).text
-    assert completed(LangChainLLM(engine=quick, **SAMPLED), method="greedy") == greedy
+    greedy = QUICK.generate("Hi", method="greedy", max_new_tokens=8).text
+    assert completed(LangChainLLM(engine=QUICK, **SAMPLED), method="greedy") == greedy
     for kind in (LangChainLLM, CocoaLLM):
         with pytest.raises(ConfigError, match=r"top_p=0\.9 \(gamma .* only method='sample'"):
-            completed(kind(engine=quick, method="sample"), method="cocoa-sig", top_p=0.9)
+            completed(kind(engine=QUICK, method="sample"), method="cocoa-sig", top_p=0.9)
 
 
 def completed(model: Any, **options: Any) -> str:

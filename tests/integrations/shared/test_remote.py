@@ -55,9 +55,8 @@ from tests.helpers.live_server import Recording, listening, serving
 from tests.helpers.llama_index_helpers import Finds
 from tests.helpers.reasoning_models import OPENS, READS_REASONING, speaker
 from tests.helpers.rivals import heads_file, heads_of
-from tests.helpers.tiny_models import PATHS, Order, engine_for_schemas
+from tests.helpers.tiny_models import PATHS, QUESTION, Order, engine_for_schemas
 
-QUESTION = "Who invented the telephone?"
 each_kind = pytest.mark.parametrize("kind", [ChatCocoa, LlamaIndexLLM])
 
 

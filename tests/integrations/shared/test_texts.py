@@ -25,19 +25,15 @@ from tests.helpers.reasoning_models import Speaker, speaker
 from tests.helpers.served import HELLO, post
 from tests.helpers.tiny_models import BOS, EOS, engine_for_schemas, pieces_tokenizer, tiny_model, tiny_tokenizer
 
+QUICK = engine_for_schemas()
 QUESTION = "Who invented the telephone?"
 TOP = 4
 
 
 @pytest.fixture(scope="module")
-def quick() -> CocoaEngine:
-    return engine_for_schemas()
-
-
-@pytest.fixture(scope="module")
-def recorded(quick: CocoaEngine) -> list[list[tuple[int, float]]]:
+def recorded() -> list[list[tuple[int, float]]]:
     """The most probable tokens at each place of the answer, by the engine."""
-    answer = quick.chat([{"role": "user", "content": QUESTION}], max_new_tokens=12, top_logprobs=TOP)
+    answer = QUICK.chat([{"role": "user", "content": QUESTION}], max_new_tokens=12, top_logprobs=TOP)
     return [top for span in answer.spans for top in span.top_log_probs or []]
 
 
@@ -45,8 +41,8 @@ def values(content: list[dict[str, Any]]) -> list[list[float]]:
     return [[rival["logprob"] for rival in entry["top_logprobs"]] for entry in content]
 
 
-def test_langchain(quick: CocoaEngine, recorded: list[list[tuple[int, float]]]) -> None:
-    chat = ChatCocoa(engine=quick, max_tokens=12)
+def test_langchain(recorded: list[list[tuple[int, float]]]) -> None:
+    chat = ChatCocoa(engine=QUICK, max_tokens=12)
     message = chat.invoke(QUESTION, logprobs=True, top_logprobs=TOP)
     content = message.response_metadata["logprobs"]["content"]
     places = [[value for _, value in top] for top in recorded]
@@ -65,10 +61,10 @@ def test_langchain(quick: CocoaEngine, recorded: list[list[tuple[int, float]]]) 
     assert values(bare) == [[]] * len(content)
 
 
-def test_llama_index(quick: CocoaEngine) -> None:
-    message = ChatCocoa(engine=quick, max_tokens=12).invoke(QUESTION, top_logprobs=TOP)
+def test_llama_index() -> None:
+    message = ChatCocoa(engine=QUICK, max_tokens=12).invoke(QUESTION, top_logprobs=TOP)
     content = message.response_metadata["logprobs"]["content"]
-    llm = CocoaLLM(engine=quick, max_new_tokens=12)
+    llm = CocoaLLM(engine=QUICK, max_new_tokens=12)
     asked = [ChatMessage(content=QUESTION)]
     response = llm.chat(asked, logprobs=True, top_logprobs=TOP)
     assert response.logprobs is not None
@@ -85,12 +81,12 @@ def test_llama_index(quick: CocoaEngine) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 0])
-def test_without_them(quick: CocoaEngine, value: int | None) -> None:
+def test_without_them(value: int | None) -> None:
     """Frameworks pass options on that were not given."""
     options = {"top_logprobs": value}
-    plain = ChatCocoa(engine=quick, max_tokens=2, **options).invoke(QUESTION, **options)
+    plain = ChatCocoa(engine=QUICK, max_tokens=2, **options).invoke(QUESTION, **options)
     assert "logprobs" not in plain.response_metadata
-    llm = CocoaLLM(engine=quick, max_new_tokens=2, generate_kwargs=options)
+    llm = CocoaLLM(engine=QUICK, max_new_tokens=2, generate_kwargs=options)
     assert llm.chat([ChatMessage(content=QUESTION)], **options).logprobs is None
 
 

@@ -383,15 +383,9 @@ LINE = re.compile(r"(\d[\d,]* of \d[\d,]* [a-z][a-z0-9 ]*|[a-z].*), (\d+ h )?\d+
 """A line after the name of the command."""
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time that progress is measured with, in seconds."""
-    now = [1000.0]
-    monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
-    return now
-
-
-def test_the_time_left_is_that_of_this_stage_and_the_later_ones(clock: list[float]) -> None:
+def test_the_time_left_is_that_of_this_stage_and_the_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(output.time, "monotonic", lambda: clock[0])
     progress = Progress("heads")
     progress.plan({"needles": 90, "answering": 60})
     with progress.stage("needles", "needles", 90) as stage:

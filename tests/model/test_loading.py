@@ -351,13 +351,6 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool
     return bool(request.param)
 
 
-@pytest.fixture
-def loads(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda **arguments: calls.append(arguments) or engine)
-    return calls
-
-
 def test_the_options_and_their_defaults_are_the_parameters_of_from_pretrained() -> None:
     parameters = inspect.signature(CocoaEngine.from_pretrained).parameters
     assert LoadOptions.model_fields.keys() == parameters.keys() - {"config", "more_model_kwargs"}
@@ -402,8 +395,10 @@ def test_the_engine_loads_to_the_gpu_if_there_is_one(gpu: bool, monkeypatch: pyt
 
 @pytest.mark.parametrize("device_map", ["auto", None, "cpu", "cuda:1"])
 def test_every_adapter_and_the_command_line_load_to_the_same_device(
-    gpu: bool, device_map: str | None, loads: list[dict[str, Any]]
+    gpu: bool, device_map: str | None, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    loads: list[dict[str, Any]] = []
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda **arguments: loads.append(arguments) or engine)
     pytest.importorskip("lm_eval")
     from cocoa_integrations.lm_eval import CocoaLM
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages import AIMessage
 from langchain_core.outputs import LLMResult
 
 from cocoa_engine import CocoaEngine
@@ -24,11 +24,6 @@ def chat(engine: CocoaEngine) -> ChatCocoa:
 @pytest.fixture(scope="session")
 def answer(chat: ChatCocoa) -> AIMessage:
     return chat.invoke(QUESTION)
-
-
-@pytest.fixture(scope="session")
-def chunks(chat: ChatCocoa) -> list[AIMessageChunk]:
-    return list(chat.stream(QUESTION))
 
 
 @pytest.fixture(scope="session")

@@ -80,9 +80,8 @@ def test_an_answer_and_its_usage_are_those_of_the_engines_chat(
     assert ChatCocoa(engine=engine, custom_get_token_ids=lambda text: [1, 2]).get_num_tokens(text) == 2
 
 
-def test_each_chunk_is_one_span_the_last_is_the_report_and_they_add_up(
-    chunks: list[AIMessageChunk], answer: AIMessage
-) -> None:
+def test_each_chunk_is_one_span_the_last_is_the_report_and_they_add_up(chat: ChatCocoa, answer: AIMessage) -> None:
+    chunks = list(chat.stream(QUESTION))
     (*parts, last), whole = chunks, added(chunks)
     spans = get_risk(answer).to_dict()["spans"]
     assert len(parts) > 2

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.exceptions import OutputParserException
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.runnables.utils import add as added
 from langchain_core.tools import tool
 from pydantic import BaseModel
@@ -20,6 +20,7 @@ from cocoa_integrations.langchain.structured import WholeJsonParser
 from tests.helpers.alike import close, to_dicts
 from tests.helpers.tiny_models import PATHS, Order, check_fields, engine_for_schemas
 
+CHAT = ChatCocoa(engine=engine_for_schemas(), max_tokens=250)
 QUESTION = "What is the weather in San Francisco for 3 days?"
 
 
@@ -50,12 +51,8 @@ def message(forced: Any) -> AIMessage:
     return forced.invoke(QUESTION)
 
 
-@pytest.fixture(scope="module")
-def parts(forced: Any) -> list[AIMessageChunk]:
-    return list(forced.stream(QUESTION))
-
-
-def test_streamed_calls_add_up_to_the_whole(message: AIMessage, parts: list[AIMessageChunk]) -> None:
+def test_streamed_calls_add_up_to_the_whole(message: AIMessage, forced: Any) -> None:
+    parts = list(forced.stream(QUESTION))
     whole = added(parts)
     [call], [expected] = whole.tool_calls, message.tool_calls
     assert (call["name"], call["args"], whole.content) == (expected["name"], expected["args"], message.content)
@@ -161,20 +158,20 @@ METHODS = pytest.mark.parametrize("method", ["json_schema", "function_calling", 
 
 @pytest.mark.parametrize("schema", [City, CityDict, SCHEMA, {**SCHEMA, "type": ["object"]}])
 @METHODS
-def test_structured_output(chat: ChatCocoa, schema: Any, method: Any) -> None:
-    city = chat.with_structured_output(schema, method=method).invoke(ABOUT)
+def test_structured_output(schema: Any, method: Any) -> None:
+    city = CHAT.with_structured_output(schema, method=method).invoke(ABOUT)
     assert isinstance(city, City if schema is City else dict)
     values = city.model_dump() if isinstance(city, City) else city
     assert values.keys() == {"name", "capital"}
     assert isinstance(values["capital"], bool)
 
 
-async def test_structured_output_streams(chat: ChatCocoa) -> None:
-    branching = chat.model_copy(update={"gamma": 0.02, "max_candidates": 2})
+async def test_structured_output_streams() -> None:
+    branching = CHAT.model_copy(update={"gamma": 0.02, "max_candidates": 2})
     cities = list(branching.with_structured_output(SCHEMA).stream(ABOUT))
     assert len(cities) > 1
     assert cities[-1].keys() == {"name", "capital"}
-    model = chat.with_structured_output(City, method="function_calling")
+    model = CHAT.with_structured_output(City, method="function_calling")
     assert [city async for city in model.astream(ABOUT)][-1] == await model.ainvoke(ABOUT)
 
 
@@ -186,8 +183,8 @@ def test_json_that_python_cannot_read_is_an_error_of_the_parser(text: str) -> No
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 @pytest.mark.parametrize("schema", [City, SCHEMA])
-def test_half_an_object_is_an_error(chat: ChatCocoa, method: Any, schema: Any) -> None:
-    hasty = chat.model_copy(update={"max_new_tokens": 8 if method == "json_schema" else 24})
+def test_half_an_object_is_an_error(method: Any, schema: Any) -> None:
+    hasty = CHAT.model_copy(update={"max_new_tokens": 8 if method == "json_schema" else 24})
     model = hasty.with_structured_output(schema, method=method)
     for ask in (model.invoke, lambda text: list(model.stream(text))):
         with pytest.raises(OutputParserException, match="cut off, raise max_tokens"):
@@ -221,15 +218,10 @@ def test_what_cannot_be_done_is_told_at_once(quick_chat: ChatCocoa) -> None:
 REQUEST = "An order of tea and milk."
 
 
-@pytest.fixture(scope="module")
-def chat() -> ChatCocoa:
-    return ChatCocoa(engine=engine_for_schemas(), max_tokens=250)
-
-
 @pytest.mark.slow
 @METHODS
-def test_every_field_of_structured_output_has_its_risk(chat: ChatCocoa, method: Any) -> None:
-    model = chat.with_structured_output(Order, method=method, include_raw=True)
+def test_every_field_of_structured_output_has_its_risk(method: Any) -> None:
+    model = CHAT.with_structured_output(Order, method=method, include_raw=True)
     answer = model.invoke(REQUEST)
     assert isinstance(answer["parsed"], Order)
     assert answer["parsing_error"] is None
@@ -248,16 +240,16 @@ def test_every_field_of_structured_output_has_its_risk(chat: ChatCocoa, method: 
         assert argument_risks(raw) == {}
 
 
-def test_answers_without_structure_have_no_fields(chat: ChatCocoa) -> None:
-    plain = chat.invoke("Hi", max_tokens=4)
+def test_answers_without_structure_have_no_fields() -> None:
+    plain = CHAT.invoke("Hi", max_tokens=4)
     assert field_risks(plain) == {}
     assert "fields" not in get_risk(plain).to_dict()
     with pytest.raises(ConfigError):
         field_risks(AIMessage("Hi"))
 
 
-def test_the_middleware_checks_a_nested_value_if_it_is_named(chat: ChatCocoa) -> None:
-    message = chat.with_structured_output(Order, method="function_calling", include_raw=True).invoke(REQUEST)["raw"]
+def test_the_middleware_checks_a_nested_value_if_it_is_named() -> None:
+    message = CHAT.with_structured_output(Order, method="function_calling", include_raw=True).invoke(REQUEST)["raw"]
 
     request: Any = SimpleNamespace(state={"messages": [message]}, tool_call=message.tool_calls[0])
 

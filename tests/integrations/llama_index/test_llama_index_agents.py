@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from llama_index.core import PromptTemplate
@@ -151,28 +150,21 @@ def test_only_what_goes_through_the_template_calls_functions(engine: CocoaEngine
 
 
 ORDERED = [ChatMessage(content="An order of tea and milk.")]
-
-
-@pytest.fixture(scope="module")
-def quick() -> CocoaLLM:
-    return CocoaLLM(engine=engine_for_schemas(), max_new_tokens=250)
-
-
-def generated(report: dict[str, Any]) -> str:
-    return "".join(span["text"] for span in report["spans"])
+QUICK = CocoaLLM(engine=engine_for_schemas(), max_new_tokens=250)
 
 
 @pytest.mark.slow
-async def test_every_field_of_a_structured_llm_has_its_risk(quick: CocoaLLM, heard: Listener) -> None:
-    structured = quick.as_structured_llm(Order)
+async def test_every_field_of_a_structured_llm_has_its_risk(heard: Listener) -> None:
+    structured = QUICK.as_structured_llm(Order)
     response = structured.chat(ORDERED)
     report = get_risk(response).to_dict()
-    check_fields(field_risks(response), response.raw, get_risk(response), generated(report))
+    text = "".join(span["text"] for span in report["spans"])
+    check_fields(field_risks(response), response.raw, get_risk(response), text)
     assert report["compact"] is True
     [arguments] = argument_risks(response).values()
     assert list(arguments)[:3] == ["person", "items", "paid"]
     with collect_risk() as reports:
-        assert quick.structured_predict(Order, PromptTemplate("An order of tea and milk.")) == response.raw
+        assert QUICK.structured_predict(Order, PromptTemplate("An order of tea and milk.")) == response.raw
     assert close(field_risks(reports[-1]), field_risks(response))
     assert heard.of(CocoaRiskEvent)[0].report.tool_calls[0].arguments.keys() == arguments.keys()
     others = [
@@ -185,12 +177,12 @@ async def test_every_field_of_a_structured_llm_has_its_risk(quick: CocoaLLM, hea
         assert close(field_risks(other), field_risks(response))
         assert other.raw == response.raw
     with pytest.raises(ConfigError):
-        field_risks(quick.as_structured_llm(Order).chat(ORDERED, risk_metadata="none"))
+        field_risks(QUICK.as_structured_llm(Order).chat(ORDERED, risk_metadata="none"))
 
 
-def test_each_entry_point_has_its_detail(quick: CocoaLLM, heard: Listener) -> None:
-    full = quick.chat(ORDERED, max_new_tokens=12, risk_metadata="full")
-    compact = quick.chat(ORDERED, max_new_tokens=12)
+def test_each_entry_point_has_its_detail(heard: Listener) -> None:
+    full = QUICK.chat(ORDERED, max_new_tokens=12, risk_metadata="full")
+    compact = QUICK.chat(ORDERED, max_new_tokens=12)
     assert set(full.additional_kwargs) == {"cocoa_spans", "cocoa_risk"}
     assert full.raw["cocoa_risk"] == full.additional_kwargs["cocoa_risk"]
     assert full.logprobs
@@ -206,15 +198,15 @@ def test_each_entry_point_has_its_detail(quick: CocoaLLM, heard: Listener) -> No
         assert [{**one, **other} for one, other in zip(theirs, ours, strict=True)] == theirs
         assert "".join(span["text"] for span in ours) == compact.message.content
     assert len(json.dumps(compact.raw)) < len(json.dumps(full.raw))
-    chunks = list(quick.stream_chat(ORDERED, max_new_tokens=12))
+    chunks = list(QUICK.stream_chat(ORDERED, max_new_tokens=12))
     assert [chunk.additional_kwargs["cocoa_spans"][0] for chunk in chunks[:-1]] == theirs
     assert chunks[-1].additional_kwargs == {"cocoa_risk": full.additional_kwargs["cocoa_risk"]}
     assert chunks[-1].raw["cocoa_risk"] == compact.raw["cocoa_risk"]
     assert [event.report.to_dict()["spans"] for event in heard.of(CocoaRiskEvent)] == [theirs] * 3
 
 
-def test_a_call_and_a_model_choose_the_detail(quick: CocoaLLM) -> None:
-    silent = CocoaLLM(engine=quick.engine, max_new_tokens=12, risk_metadata="none", logprobs=True)
+def test_a_call_and_a_model_choose_the_detail() -> None:
+    silent = CocoaLLM(engine=QUICK.engine, max_new_tokens=12, risk_metadata="none", logprobs=True)
     for response in (silent.complete("Once"), *silent.stream_complete("Once")):
         assert response.additional_kwargs == {}
         assert "cocoa_risk" not in response.raw
@@ -224,8 +216,8 @@ def test_a_call_and_a_model_choose_the_detail(quick: CocoaLLM) -> None:
     *before, last = silent.stream_complete("Once", risk_metadata="compact")
     assert all(chunk.additional_kwargs == {} for chunk in before)
     assert (
-        get_risk(last).to_dict()["spans"][0]["text"] == get_risk(quick.complete("Once")).to_dict()["spans"][0]["text"]
+        get_risk(last).to_dict()["spans"][0]["text"] == get_risk(QUICK.complete("Once")).to_dict()["spans"][0]["text"]
     )
-    for wrong in (lambda: quick.complete("Once", risk_metadata="some"), lambda: CocoaLLM(risk_metadata="some")):
+    for wrong in (lambda: QUICK.complete("Once", risk_metadata="some"), lambda: CocoaLLM(risk_metadata="some")):
         with pytest.raises(ConfigError, match="risk_metadata"):
             wrong()

@@ -34,13 +34,9 @@ def report(tiny: Speaker) -> dict[str, Any]:
     return report
 
 
-@pytest.fixture(scope="module")
-def client(url: str) -> Any:
-    return OpenAI(base_url=url, api_key="none", max_retries=0)
-
-
 @pytest.mark.slow
-def test_openai_keeps_the_risk_and_its_stream_helper_does_not_add_spans_up(client: Any, report: dict[str, Any]) -> None:
+def test_openai_keeps_the_risk_and_its_stream_helper_does_not_add_spans_up(url: str, report: dict[str, Any]) -> None:
+    client: Any = OpenAI(base_url=url, api_key="none", max_retries=0)
     whole = client.chat.completions.create(**ASKED)
     with client.chat.completions.stream(**ASKED, stream_options={"include_usage": True}) as stream:
         joined = stream.get_final_completion()

@@ -30,22 +30,16 @@ QUESTION = "Who invented the telephone?"
 TOP = 4
 
 
-@pytest.fixture(scope="module")
-def recorded() -> list[list[tuple[int, float]]]:
-    """The most probable tokens at each place of the answer, by the engine."""
-    answer = QUICK.chat([{"role": "user", "content": QUESTION}], max_new_tokens=12, top_logprobs=TOP)
-    return [top for span in answer.spans for top in span.top_log_probs or []]
-
-
 def values(content: list[dict[str, Any]]) -> list[list[float]]:
     return [[rival["logprob"] for rival in entry["top_logprobs"]] for entry in content]
 
 
-def test_langchain(recorded: list[list[tuple[int, float]]]) -> None:
+def test_langchain() -> None:
+    answer = QUICK.chat([{"role": "user", "content": QUESTION}], max_new_tokens=12, top_logprobs=TOP)
     chat = ChatCocoa(engine=QUICK, max_tokens=12)
     message = chat.invoke(QUESTION, logprobs=True, top_logprobs=TOP)
     content = message.response_metadata["logprobs"]["content"]
-    places = [[value for _, value in top] for top in recorded]
+    places = [[value for _, value in top] for span in answer.spans for top in span.top_log_probs or []]
     assert len(content) > 3
     found = values(content)
     assert [place for place in places if place in found] == found  # places without text are left out
@@ -131,12 +125,6 @@ def engine_of(base: Callable[[], Any], added: str) -> CocoaEngine:
     return CocoaEngine(tiny_model("llama", seed=3), tokenizer, calibrator=None)
 
 
-@pytest.fixture(params=[tiny_tokenizer, pieces_tokenizer], ids=["bytes", "sentencepiece"])
-def base(request: Any) -> Callable[[], Any]:
-    made: Callable[[], Any] = request.param
-    return made
-
-
 def prompt_of(engine: CocoaEngine, prompt: str, added: str) -> tuple[str, list[int]]:
     """The text, and the tokens that it should be."""
     text = engine.render_chat(CHAT) if prompt == "rendered" else prompt
@@ -147,6 +135,7 @@ def prompt_of(engine: CocoaEngine, prompt: str, added: str) -> tuple[str, list[i
 @pytest.mark.slow
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("added", ADDED)
+@pytest.mark.parametrize("base", [tiny_tokenizer, pieces_tokenizer], ids=["bytes", "sentencepiece"])
 async def test_the_doors_of_adapters_and_of_the_server(base: Callable[[], Any], added: str, prompt: str) -> None:
     engine = engine_of(base, added)
     text, ids = prompt_of(engine, prompt, added)

@@ -13,23 +13,11 @@ from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
 from rich.progress import Progress
 
-from benchmarks import gpu, prompt_length
+from benchmarks import gpu, prompt_length, report
 from benchmarks.bars import BARS, check
 from benchmarks.measure import Bench, child, record, write
 from benchmarks.peak import peak_bytes
 from benchmarks.plots import draw
-from benchmarks.report import (
-    MARKED,
-    NOT_MEASURED,
-    PERFORMANCE,
-    README,
-    TABLES,
-    filled,
-    read,
-    targets,
-    write_report,
-    written,
-)
 from benchmarks.serving.client import PATH, ask_all
 from benchmarks.serving.load import percentile
 from benchmarks.settings import DOCS, RESULTS, Settings
@@ -41,13 +29,13 @@ from tests.helpers.reasoning_models import speaker
 from tests.helpers.served import HELLO
 from tests.helpers.tiny_models import tiny_model
 
-DOCUMENTS = (PERFORMANCE, README)
+DOCUMENTS = (report.PERFORMANCE, report.README)
 
 
 @pytest.fixture
 def records() -> dict[str, Any]:
     """The committed record of every measurement."""
-    return read(RESULTS)
+    return report.read(RESULTS)
 
 
 def medians(record: Any) -> Iterator[float]:
@@ -74,27 +62,27 @@ def folder(path: Path, records: Mapping[str, Any]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", report.TABLES)
 def test_every_table_shows_its_record(name: str, records: dict[str, Any]) -> None:
-    tables = written(name, records)
-    assert tables != NOT_MEASURED
+    tables = report.written(name, records)
+    assert tables != report.NOT_MEASURED
     for table in tables.split("\n\n"):
         widths = {line.count("|") for line in table.splitlines() if line.startswith("|")}
         assert len(widths) <= 1  # all rows have the same number of cells
     if name in ("context", "prompt_length", "candidates", "precision", "contention"):
         assert all(f"{median:.2f}" in tables for median in medians(records[name]))
     if name != "machine":  # which has whole numbers
-        assert written(name, scaled(records)) != tables
+        assert report.written(name, scaled(records)) != tables
 
 
 def test_bars_are_checked(records: dict[str, Any]) -> None:
     checked = list(check(records))
     assert [each.bar.what for each in checked] == [bar.what for bar in BARS]
     missed = sum(not each.bar.met(each.found) for each in checked)
-    table = targets(records)
+    table = report.targets(records)
     assert (table.count("**no**"), table.count("| yes |")) == (missed, len(BARS) - missed)
-    assert targets(scaled(records)).count("**no**") > missed
-    assert f"{len(BARS) - missed} of {len(BARS)} targets" in (page := written("missed", records))
+    assert report.targets(scaled(records)).count("**no**") > missed
+    assert f"{len(BARS) - missed} of {len(BARS)} targets" in (page := report.written("missed", records))
     assert [bar.what for bar in BARS if bar.what in page] == [one.bar.what for one in checked if not one.met]
     assert all(bar.met(Spread(bar.limit, bar.limit, bar.limit)) for bar in BARS)
     for bar in BARS:
@@ -103,14 +91,19 @@ def test_bars_are_checked(records: dict[str, Any]) -> None:
 
 
 def test_missing_measurements_are_reported(records: dict[str, Any]) -> None:
-    assert written("batch", {}) == NOT_MEASURED
-    assert written("machine", {}) == written("conditions", {}) == written("serving_load", {}) == NOT_MEASURED
-    assert written("gguf_large", {"gguf": {}}) == NOT_MEASURED
-    assert written("serving_rival", {"serving": {}}) == NOT_MEASURED
-    assert targets({}).count("not measured") == len(BARS)
-    before = targets(records).count("not measured")
+    assert report.written("batch", {}) == report.NOT_MEASURED
+    assert (
+        report.written("machine", {})
+        == report.written("conditions", {})
+        == report.written("serving_load", {})
+        == report.NOT_MEASURED
+    )
+    assert report.written("gguf_large", {"gguf": {}}) == report.NOT_MEASURED
+    assert report.written("serving_rival", {"serving": {}}) == report.NOT_MEASURED
+    assert report.targets({}).count("not measured") == len(BARS)
+    before = report.targets(records).count("not measured")
     del records["prompt_length"]["lengths"]["4096"]
-    assert targets(records).count("not measured") == before + 1
+    assert report.targets(records).count("not measured") == before + 1
 
 
 def test_the_peak_of_a_child_process_excludes_its_parent() -> None:
@@ -124,18 +117,18 @@ def test_the_peak_of_a_child_process_excludes_its_parent() -> None:
 
 def test_only_text_between_markers_changes(records: dict[str, Any]) -> None:
     text = "before\n<!-- measured: startup -->\nold\n<!-- end -->\nafter\n"
-    new = filled(text, records)
+    new = report.filled(text, records)
     assert new.startswith("before\n<!-- measured: startup -->\n| step |")
     assert new.endswith(" |\n<!-- end -->\nafter\n")
-    assert filled(new, records) == new
+    assert report.filled(new, records) == new
 
 
 def test_report_in_another_folder_does_not_change_the_documents(records: dict[str, Any], tmp_path: Path) -> None:
     before = [path.read_bytes() for path in DOCUMENTS]
-    table = write_report(folder(tmp_path, records), in_place=False)
+    table = report.write_report(folder(tmp_path, records), in_place=False)
     assert len(table.splitlines()) == 2 + len(BARS)
-    assert table == targets(records)
-    assert NOT_MEASURED not in (tmp_path / PERFORMANCE.name).read_text(encoding="utf-8")
+    assert table == report.targets(records)
+    assert report.NOT_MEASURED not in (tmp_path / report.PERFORMANCE.name).read_text(encoding="utf-8")
     assert [path.read_bytes() for path in DOCUMENTS] == before
 
 
@@ -150,13 +143,13 @@ def test_the_plot_is_reproducible(records: dict[str, Any], tmp_path: Path) -> No
 
 
 def test_documents_have_each_table_once_and_agree_with_the_committed_results() -> None:
-    records = read(RESULTS)
+    records = report.read(RESULTS)
     for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8")
-        assert filled(text, records) == text, f"run python -m benchmarks.report: {path.name} is out of date"
+        assert report.filled(text, records) == text, f"run python -m benchmarks.report: {path.name} is out of date"
     assert (DOCS / "performance" / "single_stream.svg").exists()
-    names = [name for path in DOCUMENTS for _, name, _ in MARKED.findall(path.read_text(encoding="utf-8"))]
-    assert sorted(names) == sorted(TABLES)
+    names = [name for path in DOCUMENTS for _, name, _ in report.MARKED.findall(path.read_text(encoding="utf-8"))]
+    assert sorted(names) == sorted(report.TABLES)
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +170,7 @@ def test_measurements_run(name: str, small: CocoaEngine, tmp_path: Path, monkeyp
     settings = replace(Settings(threads=torch.get_num_threads()).quick(), tokens=4)
     bench = Bench(settings, Progress(disable=True))
     write(tmp_path / f"{name}.json", record(bench, import_module(f"benchmarks.{name}").measure(bench)))
-    assert not written(name, read(tmp_path)).startswith(NOT_MEASURED)
+    assert not report.written(name, report.read(tmp_path)).startswith(report.NOT_MEASURED)
 
 
 # --- a GPU, and a server under load

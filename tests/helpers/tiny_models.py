@@ -16,17 +16,10 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import transformers
 from pydantic import BaseModel, Field
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    LogitsProcessor,
-    PreTrainedModel,
-    PreTrainedTokenizer,
-    PreTrainedTokenizerFast,
-)
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from cocoa_engine import CocoaEngine, Runtime
@@ -114,12 +107,12 @@ _OUTPUT_SCALE = 1.2
 """Standard deviation of the output layer's weights: about every third step is a risk point at gamma = 0.3."""
 
 
-def tiny_model(architecture: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+def tiny_model(architecture: str, *, seed: int = 0, **overrides: Any) -> transformers.PreTrainedModel:
     """A model of one of :data:`ARCHITECTURES` with random weights, float32, and further fields of its configuration."""
     settings = {**_COMMON, **ARCHITECTURES[architecture], **overrides}
-    config = AutoConfig.for_model(architecture.partition("-")[0], **settings)
+    config = transformers.AutoConfig.for_model(architecture.partition("-")[0], **settings)
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         output = model.get_output_embeddings().weight.normal_(std=_OUTPUT_SCALE)
         output[EOS] *= 1.5
@@ -132,7 +125,7 @@ _MERGED = ["the ", "ing", " a", "is", "er", "é", "ß", "日", "日本", "😀",
 """Texts that are longer tokens; the shorter ones on the way to them (part characters too) are tokens as well."""
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
+def tiny_tokenizer() -> transformers.PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with ``VOCAB_SIZE`` tokens, as GPT-2, Llama 3 and Qwen have.
 
     A character of several bytes is several tokens unless it is in a small list; some tokens are parts of characters.
@@ -155,7 +148,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return _fast(tokenizer)
 
 
-class LetterTokenizer(PreTrainedTokenizer):
+class LetterTokenizer(transformers.PreTrainedTokenizer):
     """A tokenizer in Python: every character is a token. ``unk_token`` is among the special ones."""
 
     def __init__(self, letters: Iterable[str], **special: str) -> None:
@@ -192,14 +185,14 @@ class LoweringTokenizer(LetterTokenizer):
         return list(re.sub(r"\s+", " ", text.lower()))
 
 
-def endless_tokenizer() -> PreTrainedTokenizerFast:
+def endless_tokenizer() -> transformers.PreTrainedTokenizerFast:
     """:func:`tiny_tokenizer` without an end token: answers end where the model's generation config says."""
     tokenizer = tiny_tokenizer()
     tokenizer.eos_token = None
     return tokenizer
 
 
-def pieces_tokenizer() -> PreTrainedTokenizerFast:
+def pieces_tokenizer() -> transformers.PreTrainedTokenizerFast:
     """A tokenizer with ``VOCAB_SIZE`` tokens of the family of Llama 2 and Gemma.
 
     Words begin with a visible space, characters outside the vocabulary fall back to one token per byte, the first
@@ -220,8 +213,8 @@ def pieces_tokenizer() -> PreTrainedTokenizerFast:
     return _fast(tokenizer)
 
 
-def _fast(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    fast = PreTrainedTokenizerFast(
+def _fast(tokenizer: Tokenizer) -> transformers.PreTrainedTokenizerFast:
+    fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=_SPECIAL[EOS],
         bos_token=_SPECIAL[BOS],
@@ -233,7 +226,7 @@ def _fast(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     return fast
 
 
-def token_bytes(tokenizer: PreTrainedTokenizerFast) -> list[bytes]:
+def token_bytes(tokenizer: transformers.PreTrainedTokenizerFast) -> list[bytes]:
     """The bytes each token of one of these tokenizers stands for; nothing for the special ones."""
     byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
     byte_level = "<0x00>" not in tokenizer.get_vocab()
@@ -250,10 +243,10 @@ def token_bytes(tokenizer: PreTrainedTokenizerFast) -> list[bytes]:
     return result
 
 
-class WellFormedText(LogitsProcessor):
+class WellFormedText(transformers.LogitsProcessor):
     """Bans tokens that would break UTF-8. The prompt must be well-formed too."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: transformers.PreTrainedTokenizerFast) -> None:
         self.bytes = token_bytes(tokenizer)
         self.banned = cache(self._banned)  # by the bytes of the character that is not complete yet
 

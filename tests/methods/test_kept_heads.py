@@ -23,17 +23,7 @@ from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.data import Question
 from cocoa_engine.lab.heads import with_right_answers
 from cocoa_engine.lab.measured import EXAMPLES
-from cocoa_engine.methods.retrieval_heads import (
-    SOURCE_HEADS,
-    RetrievalHeads,
-    RightAnswers,
-    ScoredHead,
-    heads_of_model,
-    keep,
-    kept_file,
-    source_heads,
-    spread_heads_of,
-)
+from cocoa_engine.methods import retrieval_heads
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.weight_identity import model_digest
 from cocoa_engine.rendering.wording import verdict
@@ -54,10 +44,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def found_in(model: LanguageModel, reference: list[float] | None = None) -> RetrievalHeads:
-    scored = [ScoredHead(layer=layer, head=head, score=0.5) for layer, head in heads_of(model.model)]
+def found_in(model: LanguageModel, reference: list[float] | None = None) -> retrieval_heads.RetrievalHeads:
+    scored = [retrieval_heads.ScoredHead(layer=layer, head=head, score=0.5) for layer, head in heads_of(model.model)]
     shape = {"num_layers": model.num_layers, "num_heads": model.config.num_attention_heads}
-    return RetrievalHeads(model_name="m", samples=1, heads=scored, reference=reference, **shape)
+    return retrieval_heads.RetrievalHeads(model_name="m", samples=1, heads=scored, reference=reference, **shape)
 
 
 @given(st.lists(st.floats(0, 50), min_size=2, max_size=30).map(sorted), st.floats(-1, 60), st.floats(-1, 60))
@@ -84,8 +74,8 @@ def test_own_right_answers_are_used_before_those_of_other_models() -> None:
     assert (before.threshold, before.answer_threshold) == (general.span_threshold, 0.9)
     log_probs = [log_prob for span in before.spans for log_prob in span.token_log_probs]
     surprisal = answer_surprisal(log_probs)
-    own = RightAnswers(of="m", surprisals=[0, 2 * surprisal], span_threshold=1e-9)
-    keep(found_in(model).model_copy(update={"right_answers": own}), model)
+    own = retrieval_heads.RightAnswers(of="m", surprisals=[0, 2 * surprisal], span_threshold=1e-9)
+    retrieval_heads.keep(found_in(model).model_copy(update={"right_answers": own}), model)
     after = engine.generate(PROMPTS[0], max_new_tokens=4)
     assert (after.calibrated_on, after.threshold) == ("m", own.span_threshold)
     assert after.answer_risk == pytest.approx(0.5)
@@ -105,7 +95,7 @@ def test_own_right_answers_are_used_before_those_of_other_models() -> None:
 @pytest.mark.parametrize("quantiles", [[1.0, 0.5], [0.0, math.inf], [1.0], []])
 def test_quantiles_must_rise(quantiles: list[float]) -> None:
     with pytest.raises(ValidationError):
-        RightAnswers(of="m", surprisals=quantiles, span_threshold=0.5)
+        retrieval_heads.RightAnswers(of="m", surprisals=quantiles, span_threshold=0.5)
 
 
 @pytest.mark.parametrize("is_chat", [True, False])
@@ -119,7 +109,7 @@ def test_a_model_measures_its_right_answers(
         engine = CocoaEngine(engine.model, tokenizer)
     monkeypatch.setattr(lab_heads, "MIN_RIGHT", 2)
     monkeypatch.setattr(lab_heads, "ANSWERED", 12)
-    heads = heads_of_model(None, engine.session.model)
+    heads = retrieval_heads.heads_of_model(None, engine.session.model)
     done: list[int] = []
     measured = with_right_answers(engine, heads, questions=5, advance=done.append)
     own = measured.right_answers
@@ -143,19 +133,19 @@ def test_an_engine_finds_the_heads_that_were_kept(tmp_path: Path) -> None:
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     model = engine.session.model
     before = engine.generate(PROMPTS[0], max_new_tokens=4)
-    file = keep(found_in(model), model)
-    assert heads_of_model(None, model) == found_in(model)
+    file = retrieval_heads.keep(found_in(model), model)
+    assert retrieval_heads.heads_of_model(None, model) == found_in(model)
     after = engine.generate(PROMPTS[0], max_new_tokens=4)
     assert after.spans[0].source_attention != before.spans[0].source_attention
     assert (before.source_heads, after.source_heads) == ("spread", None)
     # a copy of the model has them; another model of the same shape does not
-    assert heads_of_model(None, MODEL) is not None
-    assert heads_of_model(None, LanguageModel(tiny_model("llama", seed=1))) is None
+    assert retrieval_heads.heads_of_model(None, MODEL) is not None
+    assert retrieval_heads.heads_of_model(None, LanguageModel(tiny_model("llama", seed=1))) is None
     assert [path.suffix for path in file.parent.iterdir() if path.suffix != ".lock"] == [".json"]
     # a file that was given comes first
     other = found_in(model).model_copy(update={"model_name": "given", "heads": found_in(model).heads[:1]})
     (tmp_path / "given.json").write_text(other.model_dump_json())
-    assert heads_of_model(str(tmp_path / "given.json"), model) == other
+    assert retrieval_heads.heads_of_model(str(tmp_path / "given.json"), model) == other
 
 
 def test_the_digest_is_of_the_weights_not_of_the_dtype() -> None:
@@ -166,13 +156,13 @@ def test_the_digest_is_of_the_weights_not_of_the_dtype() -> None:
 
 @pytest.mark.parametrize("content", ["", "{}", "[1", '{"heads": []}'])
 def test_a_damaged_file_is_not_used_and_replaced(content: str, caplog: pytest.LogCaptureFixture) -> None:
-    file = kept_file(MODEL)
+    file = retrieval_heads.kept_file(MODEL)
     file.parent.mkdir(parents=True)
     file.write_text(content)
-    assert heads_of_model(None, MODEL) is None
+    assert retrieval_heads.heads_of_model(None, MODEL) is None
     assert "is not used" in caplog.text
-    keep(found_in(MODEL), MODEL)
-    assert heads_of_model(None, MODEL) == found_in(MODEL)
+    retrieval_heads.keep(found_in(MODEL), MODEL)
+    assert retrieval_heads.heads_of_model(None, MODEL) == found_in(MODEL)
 
 
 @given(st.lists(SHARES, min_size=2, max_size=30), SHARES)
@@ -202,16 +192,16 @@ def test_outside_the_quantiles_without_them_and_of_what_is_no_distribution() -> 
 def best_spread(num_layers: int, num_heads: int, kinds: list[str] | None = None) -> tuple[tuple[int, int], ...]:
     config = SimpleNamespace(layer_types=kinds, name_or_path="m")
     shaped: Any = SimpleNamespace(num_layers=num_layers, num_heads=num_heads, config=config, is_divided=False)
-    heads = spread_heads_of(shaped)
-    return () if heads is None else heads.best(SOURCE_HEADS)
+    heads = retrieval_heads.spread_heads_of(shaped)
+    return () if heads is None else heads.best(retrieval_heads.SOURCE_HEADS)
 
 
 def test_the_embedded_model_has_a_reference(engine: CocoaEngine) -> None:
-    heads = heads_of_model(None, engine.session.model)
+    heads = retrieval_heads.heads_of_model(None, engine.session.model)
     assert heads is not None
     assert heads.reference is not None
     assert (heads.num_layers, heads.num_heads, len(heads.reference)) == (30, 9, 101)
-    assert len(set(heads.best(SOURCE_HEADS))) == SOURCE_HEADS
+    assert len(set(heads.best(retrieval_heads.SOURCE_HEADS))) == retrieval_heads.SOURCE_HEADS
     assert heads.reference_spans >= 200
     assert heads.reference == sorted(heads.reference)
     ranks = [heads.rank(value / 20) for value in range(21)]
@@ -234,19 +224,19 @@ def test_spread_heads_are_in_layers_after_the_middle_that_attend_to_the_whole_pr
     assert {layer for layer, _ in best_spread(30, 9, kinds)} == {15, 19, 23}
     model = LanguageModel(tiny_model("llama"))
     model.config.layer_types = ["linear_attention"] * model.num_layers
-    assert spread_heads_of(model) is None
-    assert source_heads(None, model) == ()
+    assert retrieval_heads.spread_heads_of(model) is None
+    assert retrieval_heads.source_heads(None, model) == ()
 
 
 def test_models_without_known_heads_have_the_source_attention_of_spread_heads() -> None:
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     decoded, given = engine.generate(PROMPTS[0], max_new_tokens=4), engine.score(PROMPTS[0], "abc")
-    spread = spread_heads_of(engine.session.model)
+    spread = retrieval_heads.spread_heads_of(engine.session.model)
     assert spread is not None
-    assert source_heads(None, engine.session.model) == spread.best(SOURCE_HEADS)
+    assert retrieval_heads.source_heads(None, engine.session.model) == spread.best(retrieval_heads.SOURCE_HEADS)
     with pytest.raises(ConfigError, match="retrieval heads"):
         engine.generate(PROMPTS[0], method="decore")
-    keep(spread, engine.session.model)  # what `cocoa heads --spread --prompts 0` writes
+    retrieval_heads.keep(spread, engine.session.model)  # what `cocoa heads --spread --prompts 0` writes
     again = engine.generate(PROMPTS[0], max_new_tokens=4), engine.score(PROMPTS[0], "abc")
     for answer, kept in zip((decoded, given), again, strict=True):
         assert answer.spans[0].source_attention is not None

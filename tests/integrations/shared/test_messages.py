@@ -25,19 +25,7 @@ from langchain_core.messages import (
 )
 from langchain_core.messages.content import KNOWN_BLOCK_TYPES
 from langchain_core.runnables.utils import add as added
-from llama_index.core.base.llms.types import (
-    AudioBlock,
-    CachePoint,
-    CitableBlock,
-    CitationBlock,
-    ContentBlock,
-    DocumentBlock,
-    ImageBlock,
-    TextBlock,
-    ThinkingBlock,
-    ToolCallBlock,
-    VideoBlock,
-)
+from llama_index.core.base.llms import types
 from llama_index.core.llms import ChatMessage
 from tokenizers import processors
 
@@ -126,7 +114,7 @@ NESTED["a"] = NESTED
     "value", [date.min, b"", {1}, "\ud800", 10**5000, NESTED], ids=lambda value: type(value).__name__
 )
 def test_arguments_that_json_cannot_hold_are_refused(engine: CocoaEngine, value: Any) -> None:
-    call = ToolCallBlock(tool_call_id="1", tool_name="tool", tool_kwargs={"a": value})
+    call = types.ToolCallBlock(tool_call_id="1", tool_name="tool", tool_kwargs={"a": value})
     with pytest.raises(PromptError, match=r"message 1 \(assistant\) cannot be written as JSON"):
         to_chat([HumanMessage("Hi"), AIMessage("", tool_calls=[{"name": "tool", "args": {"a": value}, "id": "1"}])])
     with pytest.raises(PromptError, match=r"message 1 \(assistant\) cannot be written as JSON"):
@@ -151,26 +139,26 @@ def test_blocks_in_answers_of_langchain(kind: str) -> None:
 
 PIXEL = base64.b64decode("R0lGODlhAQABAAAAACwAAAAAAQABAAACAkQBADs=")
 LLAMA_INDEX = [
-    TextBlock(text="a"),
-    CachePoint(cache_control={"type": "ephemeral"}),  # type: ignore[arg-type]
-    ImageBlock(image=PIXEL),
-    AudioBlock(audio=b"a"),
-    VideoBlock(video=b"a"),
-    DocumentBlock(data=b"a", title="a"),
-    CitableBlock(title="a", source="b", content=[TextBlock(text="a")]),
-    CitationBlock(cited_content=TextBlock(text="a"), source="a", title="b", additional_location_info={}),
-    ThinkingBlock(content="a"),
-    ToolCallBlock(tool_name="f", tool_kwargs={}),
+    types.TextBlock(text="a"),
+    types.CachePoint(cache_control={"type": "ephemeral"}),  # type: ignore[arg-type]
+    types.ImageBlock(image=PIXEL),
+    types.AudioBlock(audio=b"a"),
+    types.VideoBlock(video=b"a"),
+    types.DocumentBlock(data=b"a", title="a"),
+    types.CitableBlock(title="a", source="b", content=[types.TextBlock(text="a")]),
+    types.CitationBlock(cited_content=types.TextBlock(text="a"), source="a", title="b", additional_location_info={}),
+    types.ThinkingBlock(content="a"),
+    types.ToolCallBlock(tool_name="f", tool_kwargs={}),
 ]
 
 
 def test_blocks_of_llama_index_in_each_message() -> None:
-    assert {type(block) for block in LLAMA_INDEX} == set(get_args(get_args(ContentBlock)[0]))
+    assert {type(block) for block in LLAMA_INDEX} == set(get_args(get_args(types.ContentBlock)[0]))
     for block in LLAMA_INDEX:
         for role in ("system", "user", "tool", "assistant"):
-            message = ChatMessage(role=role, blocks=[TextBlock(text="b"), block])
-            of_answers = role == "assistant" and isinstance(block, (ThinkingBlock, ToolCallBlock))
-            if of_answers or isinstance(block, (TextBlock, CachePoint)):
+            message = ChatMessage(role=role, blocks=[types.TextBlock(text="b"), block])
+            of_answers = role == "assistant" and isinstance(block, (types.ThinkingBlock, types.ToolCallBlock))
+            if of_answers or isinstance(block, (types.TextBlock, types.CachePoint)):
                 assert to_entries([message])[0]["content"].startswith("b")
             else:
                 with pytest.raises(PromptError, match=f"a {role} message has a {type(block).__name__}"):

@@ -23,14 +23,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.tools import FunctionTool
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Span
-from cocoa_engine.errors import (
-    ConfigError,
-    GenerationTimeoutError,
-    MissingExtraError,
-    PromptError,
-    UnsupportedFeatureError,
-)
+from cocoa_engine import CocoaConfig, CocoaEngine, Span, errors
 from cocoa_integrations.chat_service.local import GrowingAnswer
 from cocoa_integrations.langchain import (
     ChatCocoa,
@@ -353,12 +346,12 @@ def test_settings_are_sent_by_name_and_those_of_a_call_take_precedence(url: str,
 def test_options_are_checked_before_anything_is_sent(
     kind: Any, url: str, sent: list[Any], options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(errors.ConfigError, match=message):
         kind(base_url=url, **options)
     if "max_tokens" not in options:
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(errors.ConfigError, match=message):
             ask(kind(base_url=url), "Hi", **options)
-    with pytest.raises(PromptError, match="empty"):
+    with pytest.raises(errors.PromptError, match="empty"):
         ask(kind(base_url=url), "")
     assert sent == []
 
@@ -420,7 +413,7 @@ def test_an_error_in_mid_stream_is_raised_with_its_message(url: str, monkeypatch
 
     def failing(self: GrowingAnswer, span: Span) -> Any:
         if span.start > 0:
-            raise GenerationTimeoutError("too slow")
+            raise errors.GenerationTimeoutError("too slow")
         return add_span(self, span)
 
     monkeypatch.setattr(GrowingAnswer, "add", failing)
@@ -432,7 +425,9 @@ def test_an_error_in_mid_stream_is_raised_with_its_message(url: str, monkeypatch
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(MissingExtraError, match=r"a model behind a server needs openai: pip install .*\[remote\]"):
+    with pytest.raises(
+        errors.MissingExtraError, match=r"a model behind a server needs openai: pip install .*\[remote\]"
+    ):
         ChatCocoa(base_url="http://not.asked.before/v1")
 
 
@@ -524,7 +519,7 @@ def test_nodes_that_the_messages_do_not_have_are_not_cited(url: str) -> None:
 
 def test_what_needs_the_model_in_this_process(url: str) -> None:
     there = ChatCocoa(base_url=url)
-    with pytest.raises(UnsupportedFeatureError, match="needs the engine"):
+    with pytest.raises(errors.UnsupportedFeatureError, match="needs the engine"):
         there.get_num_tokens("Hi")
     counted = ChatCocoa(base_url=url, custom_get_token_ids=lambda text: [1] * len(text))
     assert counted.get_num_tokens_from_messages([HumanMessage("Hi"), AIMessage("Ho!")]) == 5

@@ -10,17 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    NoBadWordsLogitsProcessor,
-    StoppingCriteriaList,
-    TextGenerationPipeline,
-    TextIteratorStreamer,
-    TopKLogitsWarper,
-    pipeline,
-)
 
 from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, ConfigError, Generation, PromptError
 from cocoa_integrations.transformers import Cocoa, CocoaGenerateOutput, cocoa
@@ -116,7 +107,7 @@ def test_greedy_is_generate_s_own(tiny: CocoaEngine, options: dict[str, Any]) ->
 
 def test_processors_and_criteria_of_the_user(tiny: CocoaEngine) -> None:
     rows = prompts(3)
-    banned = NoBadWordsLogitsProcessor([[264], [146]])
+    banned = transformers.NoBadWordsLogitsProcessor([[264], [146]])
     lengths: set[int] = set()
 
     def enough(ids: Tensor, scores: Any) -> Tensor:
@@ -125,8 +116,8 @@ def test_processors_and_criteria_of_the_user(tiny: CocoaEngine) -> None:
 
     options: dict[str, Any] = {
         **SHORT,
-        "logits_processor": LogitsProcessorList([banned]),
-        "stopping_criteria": StoppingCriteriaList([enough]),
+        "logits_processor": transformers.LogitsProcessorList([banned]),
+        "stopping_criteria": transformers.StoppingCriteriaList([enough]),
     }
     expected = tiny.generate_batch(rows, max_new_tokens=16, logits_processor=[banned], stopping_criteria=[enough])
     assert "stop" in {each.finish_reason for each in expected}
@@ -143,7 +134,7 @@ def test_a_top_k_of_the_user_applies(tiny: CocoaEngine, options: dict[str, Any])
     """Besides the top_k of generate."""
     model, rows = tiny.model, prompts(2)
     greedy = tiny.generate_batch(rows, method="greedy", max_new_tokens=16)
-    only, wide = (LogitsProcessorList([TopKLogitsWarper(count)]) for count in (1, 50))
+    only, wide = (transformers.LogitsProcessorList([transformers.TopKLogitsWarper(count)]) for count in (1, 50))
     output = model.generate(**padded(rows), custom_generate=cocoa, logits_processor=only, **options)
     answers(output, rows, greedy, PAD)
     plain = model.generate(**padded(rows), custom_generate=cocoa, **SHORT)
@@ -171,7 +162,7 @@ def test_spans_and_tokens_are_sampled(tiny: CocoaEngine, settings: dict[str, Any
 
 def test_a_streamer_gets_the_prompt_then_each_token(tiny: CocoaEngine) -> None:
     ids = torch.tensor([tiny.encode(BOTH[0])])
-    streamer = TextIteratorStreamer(tiny.tokenizer, skip_prompt=True, timeout=1)
+    streamer = transformers.TextIteratorStreamer(tiny.tokenizer, skip_prompt=True, timeout=1)
     sequences = tiny.model.generate(ids, custom_generate=cocoa, streamer=streamer, **SHORT)
     assert "".join(streamer) == tiny.tokenizer.decode(sequences[0, ids.shape[1] :])
     with pytest.raises(CocoaError, match="one answer at a time"):
@@ -221,7 +212,7 @@ def test_risk_stops_calibrated_and_with_texts(tiny: CocoaEngine) -> None:
         ({"alpha": -1.0}, "alpha"),
         ({"position_ids": torch.tensor([[0, 1, 2, 7]])}, "position_ids"),
         ({"attention_mask": torch.tensor([[1, 1, 1, 0]])}, "padded on the left"),
-        ({"generation_config": GenerationConfig(dola_layers="high")}, "dola_layers"),
+        ({"generation_config": transformers.GenerationConfig(dola_layers="high")}, "dola_layers"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
@@ -252,13 +243,15 @@ def test_the_model_is_not_kept_alive() -> None:
 
 
 @pytest.fixture(scope="module")
-def pipe(tiny: CocoaEngine) -> TextGenerationPipeline:
-    made: TextGenerationPipeline = pipeline("text-generation", model=tiny.model, tokenizer=tiny.tokenizer)
+def pipe(tiny: CocoaEngine) -> transformers.TextGenerationPipeline:
+    made: transformers.TextGenerationPipeline = transformers.pipeline(
+        "text-generation", model=tiny.model, tokenizer=tiny.tokenizer
+    )
     return made
 
 
 def test_a_pipeline_samples_the_candidates_at_their_own_probabilities(
-    pipe: TextGenerationPipeline, tiny: CocoaEngine
+    pipe: transformers.TextGenerationPipeline, tiny: CocoaEngine
 ) -> None:
     expected = tiny.generate(BOTH[0], temperature=0.7, seed=5, max_new_tokens=16)
     sampling = Cocoa(tokenizer=tiny.tokenizer, seed=5)
@@ -278,7 +271,7 @@ def test_a_pipeline_samples_the_candidates_at_their_own_probabilities(
 GREEDY: dict[str, Any] = {"custom_generate": cocoa, "do_sample": False, "max_new_tokens": 8}
 
 
-def test_a_pipeline_answers_batches_and_chats(pipe: TextGenerationPipeline, tiny: CocoaEngine) -> None:
+def test_a_pipeline_answers_batches_and_chats(pipe: transformers.TextGenerationPipeline, tiny: CocoaEngine) -> None:
     expected = [answer.text for answer in tiny.generate_batch(BOTH, max_new_tokens=8)]
     batch = pipe(BOTH, batch_size=2, return_full_text=False, **GREEDY)
     assert [answer["generated_text"] for [answer] in batch] == expected
@@ -289,7 +282,9 @@ def test_a_pipeline_answers_batches_and_chats(pipe: TextGenerationPipeline, tiny
     assert len(answer["generated_text"]) > len(BOTH[0])
 
 
-def test_langchain_huggingface_over_such_a_pipeline(pipe: TextGenerationPipeline, tiny: CocoaEngine) -> None:
+def test_langchain_huggingface_over_such_a_pipeline(
+    pipe: transformers.TextGenerationPipeline, tiny: CocoaEngine
+) -> None:
     module = pytest.importorskip("langchain_huggingface.llms.huggingface_pipeline")
     llm = module.HuggingFacePipeline(pipeline=pipe)
     assert len(llm.invoke(BOTH[0], pipeline_kwargs={"custom_generate": cocoa})) > len(BOTH[0])
@@ -298,7 +293,7 @@ def test_langchain_huggingface_over_such_a_pipeline(pipe: TextGenerationPipeline
     assert "".join(llm.stream(BOTH[0], pipeline_kwargs=GREEDY)) == expected[0]
 
 
-def test_what_a_pipeline_must_be_told_is_one_line(pipe: TextGenerationPipeline) -> None:
+def test_what_a_pipeline_must_be_told_is_one_line(pipe: transformers.TextGenerationPipeline) -> None:
     with pytest.raises(ConfigError, match=r"top_p=0\.8.*give do_sample=False.*or top_p=1\.0 and top_k=0") as error:
         pipe(BOTH[0], custom_generate=cocoa, top_p=0.8)
     assert "\n" not in str(error.value)

@@ -1,8 +1,15 @@
-"""``method="sample"``: the distribution of transformers' sampling, greedy at its limits, the same in batches."""
+"""``method="sample"``: the distribution of transformers' sampling, greedy at its limits, the same in batches.
+
+The registry of decoding methods: `MethodName`, the files of `cocoa_engine.methods` and `METHODS` agree.
+"""
 
 import re
+import subprocess
+import sys
 from collections import Counter
-from typing import Any, Literal
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -11,8 +18,10 @@ from pydantic import BaseModel, ConfigDict
 from scipy.stats import chisquare
 from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation
+from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, ConfigError, Generation, methods
+from cocoa_engine.config import MethodName
 from cocoa_engine.decoding.next_tokens import Sampler, next_tokens
+from cocoa_engine.methods import DecodingMethod
 from cocoa_engine.methods.sample import Sample
 from cocoa_integrations.langchain import ChatCocoa
 from tests.helpers.alike import assert_alike, near
@@ -161,3 +170,30 @@ def test_tools_are_called() -> None:
     answers = [calling.invoke("Left or right?", seed=seed) for seed in range(6)]
     arguments = [call["args"]["side"] for answer in answers for call in answer.tool_calls]
     assert set(arguments) == {"left", "right"}
+
+
+def test_names_classes_and_files_agree():
+    assert list(METHODS) == list(get_args(MethodName))
+    defined = set()
+    for file in iter_modules(methods.__path__):
+        module = import_module(f"cocoa_engine.methods.{file.name}")
+        kinds = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, DecodingMethod)]
+        defined |= {kind for kind in kinds if kind.__module__ == module.__name__ and file.name != "base"}
+    assert defined == {type(method) for method in METHODS.values()}
+    for name, method in METHODS.items():
+        assert method.name == name
+        assert type(method).__module__ == f"cocoa_engine.methods.{name.replace('-', '_')}"
+
+
+def test_unknown_methods_are_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match=r"unknown method 'coca' .*mean 'cocoa'\?\); known are greedy, cocoa,"):
+        CocoaConfig(method="coca")
+    with pytest.raises(ConfigError, match="method: Input should be 'greedy', 'cocoa'"):
+        CocoaConfig(method=None)
+
+
+def test_settings_methods_and_names_for_integrations_load_without_torch() -> None:
+    modules = "cocoa_engine.config, cocoa_engine.methods, cocoa_engine.integration, cocoa_engine.report"
+    heavy = {"torch", "transformers", "numpy", "tokenizers", "rich", "typer", "llguidance", "jsonschema"}
+    code = f"import sys, {modules}; sys.exit(bool({heavy} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

@@ -54,17 +54,8 @@ from cocoa_integrations.llama_index import (
 from cocoa_integrations.llama_index.answers import joined, parts_of
 from cocoa_integrations.llama_index.callbacks import Collected, Observers
 from cocoa_integrations.llama_index.retrieved import by_source_node
+from tests.helpers import edited_answers
 from tests.helpers.alike import stand_in, to_dicts, without_markers
-from tests.helpers.edited_answers import (
-    MARKS,
-    REDACTED,
-    SPANS,
-    VALUES,
-    assert_nested,
-    assert_offsets_follow,
-    redact,
-    squeezed,
-)
 from tests.helpers.llama_index_helpers import Finds, Listener, answered
 from tests.helpers.made_up_answers import generation
 from tests.helpers.paths import CORPUS
@@ -596,10 +587,10 @@ def marking(mark: Any, threshold: float) -> Callable[[BaseQueryEngine], BaseQuer
 STEPS: dict[str, Callable[[BaseQueryEngine], BaseQueryEngine]] = {
     "report": RiskQueryEngine,
     "cite": lambda inner: RiskCitationQueryEngine(inner, min_attention=1.0),
-    "mark": marking(MARKS[0], 0.3),
-    "mark more": marking(MARKS[1], 0.5),
-    "redact": marking(redact, 0.8),
-    "abstain": lambda inner: Changing(inner, lambda text, report: replacement(report, 2 * REDACTED)),
+    "mark": marking(edited_answers.MARKS[0], 0.3),
+    "mark more": marking(edited_answers.MARKS[1], 0.5),
+    "redact": marking(edited_answers.redact, 0.8),
+    "abstain": lambda inner: Changing(inner, lambda text, report: replacement(report, 2 * edited_answers.REDACTED)),
 }
 MODES = [ResponseMode.COMPACT, ResponseMode.ACCUMULATE, ResponseMode.SIMPLE_SUMMARIZE]
 
@@ -633,8 +624,8 @@ class Stripping(Changing):
 @pytest.mark.slow
 @given(
     st.sampled_from(MODES),
-    st.lists(SPANS, min_size=1, max_size=3),
-    VALUES,
+    st.lists(edited_answers.SPANS, min_size=1, max_size=3),
+    edited_answers.VALUES,
     st.lists(st.sampled_from(list(STEPS)), max_size=4),
     st.booleans(),
 )
@@ -649,20 +640,20 @@ def test_offsets_follow_any_engines(mode: Any, spans: Any, values: Any, steps: A
         assert report == before
         return
     text = str(response)
-    assert_offsets_follow(text, report["spans"])
+    edited_answers.assert_offsets_follow(text, report["spans"])
     for key in ("claims", "sentences", "parts"):
-        assert_offsets_follow(text, report.get(key, []))
-    assert_offsets_follow(text, report.get("check", []), ordered=False)
+        edited_answers.assert_offsets_follow(text, report.get(key, []))
+    edited_answers.assert_offsets_follow(text, report.get("check", []), ordered=False)
     citations = response.metadata.get("cocoa_citations", [])
-    assert_offsets_follow(text, citations)
+    edited_answers.assert_offsets_follow(text, citations)
     assert [span["text"] for span in report["spans"]] == [span["text"] for span in before["spans"]]
     assert [span["risk"] for span in report["spans"]] == [span["risk"] for span in before["spans"]]
     if not {"redact", "abstain"} & set(steps):
-        assert squeezed(text) == "".join(str(plain).split())
-        assert_nested(text)
+        assert edited_answers.squeezed(text) == "".join(str(plain).split())
+        edited_answers.assert_nested(text)
         for part, own in zip(report.get("parts", []), before.get("parts", []), strict=True):
             shown, of_answer = text[part["start"] : part["end"]], str(plain)[own["start"] : own["end"]]
-            assert squeezed(shown) == "".join(of_answer.split())
+            assert edited_answers.squeezed(shown) == "".join(of_answer.split())
 
 
 @pytest.mark.parametrize("steps", [[], ["cite"], ["mark"], ["mark", "cite"], ["cite", "mark", "abstain"]])
@@ -680,14 +671,14 @@ async def test_a_chat_keeps_what_engines_inside_it_wrote(
     for key in ("spans", "claims", "edits"):
         assert response.metadata["cocoa_risk"].get(key) == expected["cocoa_risk"].get(key)
     assert response.metadata.get("cocoa_citations") == expected.get("cocoa_citations")
-    assert_offsets_follow(response.response, response.metadata["cocoa_risk"]["spans"])
+    edited_answers.assert_offsets_follow(response.response, response.metadata["cocoa_risk"]["spans"])
 
 
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
-    st.lists(SPANS.filter(lambda spans: any(text.strip() for text, _ in spans)), min_size=3, max_size=3),
-    VALUES,
+    st.lists(edited_answers.SPANS.filter(lambda spans: any(text.strip() for text, _ in spans)), min_size=3, max_size=3),
+    edited_answers.VALUES,
     st.lists(st.sampled_from(["cite", "mark", "mark more", "redact", "report"]), max_size=3),
 )
 @pytest.mark.filterwarnings("ignore::cocoa_integrations.llama_index.MissingRiskWarning")

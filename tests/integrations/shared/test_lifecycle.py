@@ -1,10 +1,20 @@
-"""Models of all adapters after construction: names, options set later, copies, pickles, weights, profiles."""
+"""Models of all adapters after construction: names, options set later, copies, pickles, weights, profiles.
 
+The adapters use public names of the engine and of each other only.
+Async calls and streams work in threads of the engine's own: as many as fill its batch and queue, and one more.
+"""
+
+import ast
 import asyncio
 import copy
+import gc
 import itertools
 import json
 import pickle
+import threading
+import weakref
+from collections.abc import Iterator
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +24,12 @@ from langchain.agents.middleware import SummarizationMiddleware
 from langchain_core.rate_limiters import InMemoryRateLimiter
 from langchain_core.runnables import ConfigurableField
 
+import cocoa_integrations
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Runtime
 from cocoa_engine.errors import PromptError, UnsupportedFeatureError
 from cocoa_engine.model.load_options import CONTEXT_WINDOW
 from cocoa_integrations._shared import engines
+from cocoa_integrations._shared.engines import AsyncStream, in_worker
 from cocoa_integrations.langchain import ChatCocoa, get_risk
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM
@@ -400,3 +412,220 @@ def test_a_loaded_model_is_no_name(folder: str) -> None:
     assert (llm.model, llm.metadata.model_name) == ("label", "label")
     with pytest.raises(ConfigError, match="pass engine=CocoaEngine"):
         ChatCocoa(model=loaded.model)
+
+
+FOLDER = Path(cocoa_integrations.__file__).parent
+MODULES = sorted(FOLDER.rglob("*.py"))
+
+FRAMEWORK_ATTRIBUTES = {
+    "_asdict",  # of named tuples, public by their documentation
+    "_fields",
+    "_replace",
+    "_convert_input",  # LangChain: from a prompt of any type to a prompt value
+    "_get_prompt_modules",  # LlamaIndex: the synthesizer of a query engine
+    "_output_cls",  # LlamaIndex: of a synthesizer
+    "_streaming",
+    "_getframe",  # sys
+    "_exit",  # os
+}
+"""Underscore attributes of other packages that have no public equivalent."""
+
+ENGINE_MODULES = {
+    "cocoa_engine",
+    "cocoa_engine.errors",
+    "cocoa_engine.report",  # what every adapter reads and writes
+    "cocoa_engine.integration",
+    # the server, Ray and the evaluation only; a contract of imports keeps the adapters from these
+    "cocoa_engine.arguments",  # settings are checked as the engine's are
+    "cocoa_engine.cli.info",  # the commands `cocoa eval` and `cocoa judge` are plugins of the CLI
+    "cocoa_engine.cli.options",
+    "cocoa_engine.cli.output",
+    "cocoa_engine.cli.score",  # which actors of Ray score too
+    "cocoa_engine.confined",  # a request has one budget
+    "cocoa_engine.equations",
+    "cocoa_engine.lab.files",
+    "cocoa_engine.lab.statistics",  # `cocoa eval` is a study too
+    "cocoa_engine.rendering.terminal",
+    "cocoa_engine.memory",
+    "cocoa_engine.model.light_model",  # imports of transformers' model classes
+    "cocoa_engine.model.load_options",
+    "cocoa_engine.files",
+    "cocoa_engine.rendering.documents",  # the server's page looks like the document
+    "cocoa_engine.rendering.highlights",
+    "cocoa_engine.rendering.wording",  # and says the same
+    "cocoa_engine.text_matching",
+}
+"""The modules of the engine that integrations import."""
+
+
+def own_names(tree: ast.AST) -> set[str]:
+    """The names that a module defines: functions, classes, variables, and attributes set or declared by its classes."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
+            names.add(node.attr)
+    return names
+
+
+def is_self(node: ast.expr) -> bool:
+    """Whether an expression is ``self``, ``cls`` or ``super(...)``, or ``model``, a copy of a model."""
+    if isinstance(node, ast.Call):
+        node = node.func
+        return isinstance(node, ast.Name) and node.id == "super"
+    return isinstance(node, ast.Name) and node.id in ("self", "cls", "model")
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def foreign_private_attributes(source: str) -> Iterator[str]:
+    """Underscore attributes that a module reads from objects of other modules."""
+    tree = ast.parse(source)
+    own = own_names(tree) | FRAMEWORK_ATTRIBUTES
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and not is_self(node.value):
+            if node.attr not in own:
+                yield f"line {node.lineno}: {ast.unparse(node)}"
+        elif isinstance(node, ast.ImportFrom):
+            for name in node.names:
+                if is_private(name.name) and name.name != "_shared":
+                    yield f"line {node.lineno}: import {name.name}"
+
+
+def engine_imports(source: str) -> Iterator[tuple[str, str]]:
+    """The modules of the engine that a module imports from, and the imported names."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "cocoa_engine":
+            yield from ((str(node.module), name.name) for name in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((name.name, "") for name in node.names if name.name.partition(".")[0] == "cocoa_engine")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_adapters_use_public_names_of_other_modules_and_of_the_engine(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert list(foreign_private_attributes(source)) == []
+    imports = list(engine_imports(source))
+    assert [(module, name) for module, name in imports if module not in ENGINE_MODULES or is_private(name)] == []
+
+
+def test_the_list_of_modules_is_no_longer_than_needed() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in MODULES]
+    assert {module for source in sources for module, _ in engine_imports(source)} >= ENGINE_MODULES
+
+
+class Runs:
+    """What has threads; no model is needed for them."""
+
+    runtime = Runtime(max_batch_size=30, max_queue=10)
+
+
+async def test_as_many_at_the_same_time_as_the_engine_takes_and_one_more() -> None:
+    runs, all_there = Runs(), threading.Barrier(41)
+    arrived = await asyncio.gather(*(in_worker(runs, all_there.wait, 60) for _ in range(41)))
+    assert sorted(arrived) == list(range(41))
+
+
+async def test_the_loops_own_threads_stay_free() -> None:
+    runs, go_on = Runs(), threading.Event()
+    waiting = [asyncio.ensure_future(in_worker(runs, go_on.wait, 60)) for _ in range(40)]
+    assert await asyncio.to_thread(lambda: "free") == "free"
+    go_on.set()
+    assert all(await asyncio.gather(*waiting))
+
+
+async def test_the_context_goes_along() -> None:
+    variable: ContextVar[str] = ContextVar("variable", default="unset")
+    variable.set("outer")
+
+    def inside(*, value: str) -> str:
+        before = variable.get()
+        variable.set(value)
+        return before
+
+    assert await in_worker(Runs(), inside, value="inner") == "outer"
+    assert variable.get() == "outer"
+
+
+@pytest.mark.slow
+async def test_the_threads_go_with_the_engine() -> None:
+    runs = Runs()
+    thread = await in_worker(runs, threading.current_thread)
+    assert thread.is_alive()
+    del runs
+    gc.collect()
+    await asyncio.to_thread(thread.join, 60)
+    assert not thread.is_alive()
+
+
+async def test_the_items_come_in_order_from_worker_threads_and_leaving_the_stream_closes_it() -> None:
+    closed: list[bool] = []
+    threads: list[str] = []
+
+    def steps() -> Iterator[int]:
+        try:
+            for number in range(3):
+                threads.append(threading.current_thread().name)
+                yield number
+        finally:
+            closed.append(True)
+
+    async with AsyncStream(Runs(), steps()) as stream:
+        assert [item async for item in stream] == [0, 1, 2]
+    assert closed == [True]
+    assert all(name.startswith("cocoa") for name in threads)
+    async with AsyncStream(Runs(), steps()) as stream:
+        assert await anext(stream) == 0
+        assert closed == [True]
+    assert closed == [True, True]
+
+
+async def test_an_error_reaches_the_reader() -> None:
+    def failing() -> Iterator[int]:
+        yield 0
+        raise ValueError("broken")
+
+    async with AsyncStream(Runs(), failing()) as stream:
+        assert await anext(stream) == 0
+        with pytest.raises(ValueError, match="broken"):
+            await anext(stream)
+
+
+async def test_cancellation_during_a_step_is_not_hidden() -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[int]:
+        entered.set()
+        go_on.wait(60)
+        yield 0
+
+    async def read() -> None:
+        async with AsyncStream(Runs(), slow()) as stream:
+            await anext(stream)
+
+    task = asyncio.ensure_future(read())
+    await asyncio.to_thread(entered.wait, 60)
+    task.cancel()  # a worker thread is inside the generator, which cannot be closed from outside
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()
+
+
+async def test_nothing_of_a_call_waits_for_the_garbage_collector() -> None:
+    runs, given = Runs(), Runs()
+    there = weakref.ref(given)
+    gc.disable()
+    try:
+        await in_worker(runs, lambda runs: None, given)
+        del given
+        for _ in range(200):  # the thread may still be on its way out of the call
+            if there() is not None:
+                await asyncio.sleep(0.01)
+        assert there() is None
+    finally:
+        gc.enable()

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import pytest
@@ -208,10 +209,7 @@ def test_passages_stand_before_the_question(cocoa: Cocoa, engine: CocoaEngine, t
 
 
 def test_an_unforeseen_error_is_one_line(cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fails(*_: object, **__: object) -> None:
-        raise RuntimeError("out of\n\x1b[31mmemory")
-
-    monkeypatch.setattr(CocoaEngine, "stream_chat", fails)
+    monkeypatch.setattr(CocoaEngine, "stream_chat", Mock(side_effect=RuntimeError("out of\n\x1b[31mmemory")))
     result = cocoa("ask", QUESTION, "--html", tmp_path / "page.html", "--svg", tmp_path / "picture.svg")
     assert (result.exit_code, list(tmp_path.iterdir())) == (1, [])  # no half of a file
     assert result.stderr == "cocoa: RuntimeError: out of ␛[31mmemory (--debug shows where)\n"

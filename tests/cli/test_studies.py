@@ -6,6 +6,7 @@ import sys
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -339,10 +340,7 @@ def threshold(cocoa: Cocoa, prompts: Path, *options: object) -> tuple[dict[str, 
 
 
 def test_answers_that_were_measured_before(tiny_cocoa: Cocoa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_model(*_: object, **__: object) -> CocoaEngine:
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr(CocoaEngine, "from_pretrained", no_model)
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", Mock(side_effect=AssertionError("a model was loaded")))
     found, table = threshold(tiny_cocoa, write(tmp_path / "answers.jsonl", *MEASURED), "--at", "0.5")
     assert (found["answers"], found["default"]) == (5, {"span": None, "answer": None})
     (row,) = found["span"]

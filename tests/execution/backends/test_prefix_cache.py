@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -197,11 +198,7 @@ def test_an_abandoned_sequence_may_be_closed_while_another_is_kept(monkeypatch: 
 def test_no_memory_for_a_copy_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(tiny_model("llama"))
     engine.info()
-
-    def full(*_: Any) -> KeyValues:
-        raise torch.OutOfMemoryError("no memory")
-
-    monkeypatch.setattr(KeyValues, "prefix", full)
+    monkeypatch.setattr(KeyValues, "prefix", Mock(side_effect=torch.OutOfMemoryError("no memory")))
     monkeypatch.setattr(shared_cache, "_USED", 2)  # every store is copied
     batch_of(engine, PROMPTS)
     assert (sequences_running(engine), open_sequences(engine), prefixes_of(engine).nbytes) == (0, 0, 0)

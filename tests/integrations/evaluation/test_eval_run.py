@@ -8,6 +8,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import scipy.stats
@@ -225,9 +226,7 @@ def test_other_data_another_order_and_other_heads_are_refused(
 
 
 def test_a_run_without_a_sample_claims_no_folder(truthfulqa: Path, tmp_path: Path) -> None:
-    def fails() -> CocoaEngine:
-        raise ConfigError("the model cannot be loaded")
-
+    fails = Mock(side_effect=ConfigError("the model cannot be loaded"))
     samples = load_samples("truthfulqa_mc", truthfulqa)[:1]
     for name in ("wrong", "right"):  # other settings are not refused
         assert_refused_run("cannot be loaded", fails, MC, samples, ARMS, tmp_path / "out", model={"name": name})

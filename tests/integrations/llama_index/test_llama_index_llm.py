@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -218,18 +218,13 @@ async def test_risk_does_not_leak_into_the_second_turn(how: str, engine: CocoaEn
     assert all(not message.additional_kwargs for message in chat.chat_history)
 
 
-async def _everything(answer: Awaitable[Any]) -> Any:
-    """The response, or the list of a stream's responses."""
-    answer = await answer
-    return [chunk async for chunk in answer] if isinstance(answer, AsyncIterator) else answer
-
-
 @pytest.mark.parametrize("method", METHODS)
 async def test_async_answers_equal_the_sync_ones(method: str, llm: CocoaLLM, heard: Listener) -> None:
     sync, prompt = METHODS[method]
     expected = getattr(llm, sync)(prompt)
     expected = list(expected) if "stream" in method else expected
-    assert await _everything(getattr(llm, method)(prompt)) == expected
+    answer = await getattr(llm, method)(prompt)
+    assert ([chunk async for chunk in answer] if "stream" in method else answer) == expected
     assert len(heard.of(CocoaRiskEvent)) == 2
 
 
@@ -348,14 +343,6 @@ def test_an_answer_belongs_to_the_block_that_asked(llm: CocoaLLM) -> None:
     assert read == []
 
 
-def _in_fresh_contexts(stream: Iterator[Any]) -> list[Any]:
-    """Each ``next`` in a context of its own: whatever a generator sets there is lost, or breaks its reset."""
-    chunks: list[Any] = []
-    while chunk := contextvars.copy_context().run(next, stream, None):
-        chunks.append(chunk)
-    return chunks
-
-
 @pytest.mark.parametrize("method", ["stream_complete", "stream_chat"])
 def test_sync_streams_set_no_context_variable(method: str, llm: CocoaLLM, heard: Listener) -> None:
     with collect_risk() as reports:
@@ -365,8 +352,10 @@ def test_sync_streams_set_no_context_variable(method: str, llm: CocoaLLM, heard:
         after = dict(contextvars.copy_context().items())
         assert {name: value for name, value in after.items() if name not in before or before[name] is not value} == {}
         assert active_span_id.get() is None
-        chunks = _in_fresh_contexts(stream)
-    assert without_run(reports) == [chunks[-1].additional_kwargs[RISK_KEY]]
+        # each ``next`` in a context of its own: whatever a generator sets there is lost, or breaks its reset
+        while chunk := contextvars.copy_context().run(next, stream, None):
+            last = chunk
+    assert without_run(reports) == [last.additional_kwargs[RISK_KEY]]
     assert len(heard.of(CocoaRiskEvent)) == 1
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -156,10 +157,7 @@ async def test_a_loading_server_says_so() -> None:
 
 
 async def test_a_model_that_cannot_be_loaded(caplog: pytest.LogCaptureFixture) -> None:
-    def load() -> Speaker:
-        raise ModelLoadError("\x1b[31m" + "shape " * 10_000)
-
-    app = create_app(load)
+    app = create_app(Mock(side_effect=ModelLoadError("\x1b[31m" + "shape " * 10_000)))
     async with app.router.lifespan_context(app), client_of(app) as client:
         await happens(lambda: app.state.cocoa.phase == "failed")
         response = await client.get("/health")

@@ -242,17 +242,13 @@ async def test_a_slow_reader_gets_everything_and_holds_nobody_up(endless: Speake
             got += part
             await asyncio.sleep(0.001)
     assert b"data: [DONE]\n\n" in got
-    assert joined(events_of(got)) == expected
+    text = re.sub(rb"\r\n[0-9a-f]+\r\n", b"", b"\r\n" + got.partition(b"\r\n\r\n")[2]).decode()  # HTTP's chunks
+    events = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line.startswith("data: {")]
+    assert joined(events) == expected
     # streams that are read to their end are not cancelled: the server tells of a disconnect after the last chunk, too
     lines = httpx.get(url + "/metrics", timeout=PATIENCE).text.splitlines()
     assert [line for line in lines if line.startswith("cocoa:cancelled_total{") and not line.endswith(" 0.0")] == []
     assert_idle(endless)
-
-
-def events_of(response: bytes) -> list[dict[str, Any]]:
-    """The chunks in a response in HTTP's chunked encoding."""
-    body = re.sub(rb"\r\n[0-9a-f]+\r\n", b"", b"\r\n" + response.partition(b"\r\n\r\n")[2]).decode()
-    return [json.loads(line.removeprefix("data: ")) for line in body.split("\n\n") if line.startswith("data: {")]
 
 
 @pytest.mark.slow

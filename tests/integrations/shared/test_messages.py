@@ -389,20 +389,15 @@ def engine_of(base: Callable[[], Any], added: str) -> CocoaEngine:
     return CocoaEngine(tiny_model("llama", seed=3), tokenizer, calibrator=None)
 
 
-def prompt_of(engine: CocoaEngine, prompt: str, added: str) -> tuple[str, list[int]]:
-    """The text, and the tokens that it should be."""
-    text = engine.render_chat(CHAT) if prompt == "rendered" else prompt
-    plain = engine.tokenizer(text, add_special_tokens=False)["input_ids"]
-    return text, [BOS, *plain] if added.startswith("<bos>") and plain[0] != BOS else plain
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("added", ADDED)
 @pytest.mark.parametrize("base", [tiny_tokenizer, pieces_tokenizer], ids=["bytes", "sentencepiece"])
 async def test_the_doors_of_adapters_and_of_the_server(base: Callable[[], Any], added: str, prompt: str) -> None:
     engine = engine_of(base, added)
-    text, ids = prompt_of(engine, prompt, added)
+    text = engine.render_chat(CHAT) if prompt == "rendered" else prompt
+    ids = engine.tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = [BOS, *ids] if added.startswith("<bos>") and ids[0] != BOS else ids
     assert engine.encode(text) == ids
     expected = engine.generate(ids, max_new_tokens=3)
     assert engine.generate(text, max_new_tokens=3).token_ids == expected.token_ids

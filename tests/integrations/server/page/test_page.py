@@ -38,12 +38,13 @@ class Site:
     engine: Obedient
 
 
-def watched(context: BrowserContext) -> tuple[Page, list[str]]:
-    """A page, and what goes wrong on it."""
+def watched(context: BrowserContext, address: str) -> tuple[Page, list[str]]:
+    """The page at an address, and what goes wrong on it."""
     opened, problems = context.new_page(), []
     opened.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
     opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
+    opened.goto(address)
     return opened, problems
 
 
@@ -91,8 +92,7 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 @pytest.fixture
 def page(context: BrowserContext, site: Site) -> Iterator[Page]:
     """The page, ready for a question. Nothing may be written to its console, and no dialog may open."""
-    opened, problems = watched(context)
-    opened.goto(site.address)
+    opened, problems = watched(context, site.address)
     expect(opened.locator("#model")).to_have_text("Model: obedient", timeout=PATIENCE)
     yield opened
     site.engine.free.set()
@@ -200,8 +200,7 @@ def test_two_methods_side_by_side(page: Page, site: Site) -> None:
 
 def test_the_page_says_where_risks_are_not_comparable(context: BrowserContext, engine: CocoaEngine) -> None:
     with served(create_app(engine)) as address:
-        page, problems = watched(context)
-        page.goto(address)
+        page, problems = watched(context, address)
         page.select_option("#compared", "greedy")
         page.fill("#question", "Who wrote Dune?")
         fill_more(page, {"max_tokens": 8})
@@ -268,8 +267,7 @@ def test_foreign_text_stays_text(page: Page, site: Site) -> None:
 
 def test_reasoning_has_a_box_of_its_own(context: BrowserContext) -> None:
     with served(create_app(Obedient(OPENS))) as address:
-        page, problems = watched(context)
-        page.goto(address)
+        page, problems = watched(context, address)
         column = ask(page, "Let me see.</think>Rome is old.")
         expect(column.get_by_role("group", name="Answer by cocoa-sig")).to_have_text("Rome is old.")
         thoughts = column.get_by_label("Reasoning")
@@ -394,8 +392,7 @@ def test_text_is_readable_in_light_and_dark(page: Page) -> None:
 
 
 def test_errors_are_shown(context: BrowserContext, site: Site) -> None:
-    page, problems = watched(context)
-    page.goto(site.address)
+    page, problems = watched(context, site.address)
     expect(page.locator("#model")).to_have_text("Model: obedient")
     page.fill("#question", "Who?")
     page.evaluate("document.getElementById('settings').open = true")
@@ -483,8 +480,7 @@ def test_the_request_as_a_command_and_as_a_program(
 def test_a_key_is_asked_for_and_kept_for_the_session(context: BrowserContext) -> None:
     app = create_app(Obedient(), ServerSettings(api_keys=("right",)))
     with served(app) as address:
-        page, _ = watched(context)
-        page.goto(address)
+        page, _ = watched(context, address)
         expect(page.locator("#model")).to_have_text("This server needs an API key.")
         for key, words in (("wrong", "the API key is missing or wrong"), ("right", "Model: obedient")):
             page.get_by_label("API key").fill(key)

@@ -20,7 +20,7 @@ from cocoa_engine.cli.app import app
 from cocoa_engine.lab import fit, signal_report
 from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.data import Question
-from cocoa_engine.lab.measured import request_prompt
+from cocoa_engine.lab.measured import question_config, question_prompt
 from tests.helpers.cocoa import Cocoa
 from tests.helpers.processes import read_terminal
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -146,7 +146,8 @@ def data(tiny: CocoaEngine, tmp_path: Path) -> dict[str, Path]:
         row |= {"id": f"{number}a", "source": source}
         files["texts"] += [row, {**row, "id": f"{number}b", "text": f"It is {word}.", "spans": []}]
         question = Question(f"Is it {word}?", None, (), "")
-        said = tiny.generate(request_prompt(tiny, question.request), max_new_tokens=6).text
+        config = question_config(tiny, tiny.config.replace(max_new_tokens=6))
+        said = tiny.generate(question_prompt(tiny, question.request), config=config).text
         files["questions"].append({"question": question.text, "answers": [said if number % 2 else "zebra"]})
         files["rows"].append({"prompt": "It is", "text": f" {word}."})
         files["tasks"].append({"question": question.text, "answer": "It is. #### 1"})

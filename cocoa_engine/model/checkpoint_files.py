@@ -205,9 +205,17 @@ _TOKENIZER_FILES: dict[str, Any] = {
     "tokenizer_config.json": create_model("_Config", **_SPECIAL, **_CONFIG),
     "special_tokens_map.json": create_model("_SpecialTokens", **_SPECIAL),
     "added_tokens.json": dict[str, int],
-    "chat_template.json": create_model("_ChatTemplate", chat_template=(str, ...)),
     "tokenizer.json": create_model("_Tokenizer", model=(_Merging, ...)),
 }
+
+
+_ChatTemplate = create_model("_ChatTemplate", chat_template=(str | dict[str, str], ...))
+
+
+def read_chat_template(path: Path) -> str | dict[str, str]:
+    """The template of a ``chat_template.json``, or several by name."""
+    template: str | dict[str, str] = _read(_ChatTemplate, path, "tokenizer").chat_template
+    return template
 
 
 def require_tokenizer_files(find: Callable[[str], Path | None]) -> None:

@@ -112,7 +112,10 @@ class _Part:
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
             raise ModelLoadError(f"cannot read {path}: {error}") from error
         if self.bytes[:4] != b"GGUF":
-            raise ModelLoadError(f"{path} is not a GGUF file; of another model, name the folder")
+            raise ModelLoadError(
+                f"{path} is not a GGUF file; it may be damaged, or a pointer of Git LFS "
+                "(of other models, name the folder)"
+            )
         self._at = 4
         try:
             if self._number("I") not in (2, 3):

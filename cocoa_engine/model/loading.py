@@ -5,7 +5,6 @@ transformers does the loading. Here are checks that run before any weight is rea
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -333,7 +332,7 @@ def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBas
         checkpoint_files.require_tokenizer_files(find)
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
         if tokenizer.chat_template is None and (path := find("chat_template.json")):  # which processors read
-            tokenizer.chat_template = json.loads(path.read_text(encoding="utf-8"))["chat_template"]
+            tokenizer.chat_template = checkpoint_files.read_chat_template(path)
         tokenizer.encode("a")  # some wrong values in its files are not seen before
         # If the tokenizer's files are missing, transformers creates some tokenizers with special tokens only.
         if len(tokenizer) <= len(tokenizer.added_tokens_decoder):

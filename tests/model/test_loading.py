@@ -211,7 +211,7 @@ def test_remote_code_runs_if_trusted(tiny: Path, tmp_path: Path, monkeypatch: py
     [
         *((name, "does not exist; name a folder") for name in ("/no/such/folder", "./here", "~/no-folder", "a/b/c")),
         ("what is this", "cannot load the model what is this"),
-        (__file__, r"test_loading\.py is not a GGUF file; of another model, name the folder"),
+        (__file__, r"test_loading\.py is not a GGUF file; it may be damaged"),
         *((name, "the name of the model is") for name in (5, ["x"], b"x")),
     ],
 )
@@ -317,8 +317,10 @@ TEMPLATE_FILE = "{% for message in messages %}{{ message.content }}!{% endfor %}
         {"tokenizer_config.json": {"chat_template": TEMPLATE_FILE}},
         {"chat_template.jinja": TEMPLATE_FILE},
         {"chat_template.json": {"chat_template": TEMPLATE_FILE}},
+        {"chat_template.json": {"chat_template": {"default": TEMPLATE_FILE, "tool_use": ""}}},
+        {"chat_template.jinja": TEMPLATE_FILE, "chat_template.json": "[]"},
     ],
-    ids=lambda changes: next(iter(changes)),
+    ids=str,
 )
 def test_the_chat_template_of_a_folder_in_every_file(tiny: Path, changes: dict[str, Any]) -> None:
     spoil(tiny, changes)

@@ -266,7 +266,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         """
         details = {"tool_choice": tool_choice, "strict": strict, "parallel_tool_calls": parallel_tool_calls}
         options = {name: value for name, value in {**details, **kwargs}.items() if value is not None}
-        tools = structured.openai_tools(tools, strict=strict)  # at once: an iterator gives them once
+        tools = structured.openai_tools(tools or (), strict=strict)  # at once: an iterator gives them once
         self.with_options({"tools": tools, **options})  # reports errors now rather than at the first call
         if not tools and not options.keys() - details.keys():
             return self

@@ -15,6 +15,7 @@ from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool, Tool, create_schema_from_function
 from langchain_core.utils.function_calling import convert_to_openai_function
 from langchain_core.utils.json import parse_partial_json
+from pydantic import BaseModel
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.integration import short_repr, shortened
@@ -56,7 +57,7 @@ def _without_titles(tool: dict[str, Any]) -> str:
 
 
 def openai_tools(tools: Any, *, strict: bool | None = None) -> list[dict[str, Any]]:
-    if not isinstance(tools, Iterable):
+    if isinstance(tools, (str, Mapping, BaseModel)) or not isinstance(tools, Iterable):
         raise ConfigError(f"tools takes a list of tools, not {short_repr(tools)}")
     return [openai_tool(tool, strict=strict) for tool in tools]
 

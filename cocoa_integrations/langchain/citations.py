@@ -80,8 +80,8 @@ def with_citations(
         message.response_metadata["cocoa_citations"]
 
     The source of a part is the document that the model's retrieval heads attend to most while it is written. ``[n]`` is
-    the n-th document of the input. A document whose text is not in the prompt as it is, is not cited, and no
-    document is if the model's attention cannot be measured; a warning is logged.
+    the n-th document of the input. A document is cited only if its text is in the prompt as it is, and none if
+    the model's attention cannot be measured. A warning is logged then.
 
     ``cocoa_citations`` has an entry for each citation with ``source`` (from 1), ``id`` (of the document, or ``None``),
     ``metadata`` (of the document), ``start``, ``end``, ``text``, ``attention`` and ``spans``. Each entry of the spans
@@ -127,12 +127,12 @@ def with_citations(
         else:
             source = [texts[number].strip() for number in in_prompt]
             try:
-                message = await asker.ask(chat, filled, **options, source=source)
+                message = await asker.ask(chat, filled, **{**options, "source": source})
             except Exception as error:
                 # a server's chat template can change or drop the text of a message
                 if getattr(error, "param", None) not in ("cocoa.source", "source"):
                     raise
-                in_prompt, message = [], await asker.ask(chat, filled, **options, source=[])
+                in_prompt, message = [], await asker.ask(chat, filled, **{**options, "source": []})
         spans = get_spans(message := require_message(message, "with_citations"))
         measured = [span.passage_attention or [] for span in spans]
         if spans and {len(values) for values in measured if values} != {len(in_prompt)}:

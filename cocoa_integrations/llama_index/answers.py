@@ -43,7 +43,7 @@ SEPARATOR = "\n---------------------\n"
 
 
 class MissingRiskWarning(UserWarning):
-    """A response has no risk, or no citations. The message gives the reason."""
+    """A response has no risk. The message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -175,21 +175,11 @@ class Answers(RiskCollector):
             )
             return None, None
         report, citations = joined(parts, text), None
-        if self._min_attention is not None and (attentions := self._attentions(parts, nodes)) is not None:
-            cited, spans = citations_of(report.spans, attentions, self._min_attention)
+        if self._min_attention is not None:
+            cited, spans = citations_of(report.spans, _attentions(parts, nodes), self._min_attention)
             citations = [citation.with_values(id=nodes[citation.source - 1].node.node_id) for citation in cited]
             report = report.with_values(spans=spans)
         return report, citations
-
-    def _attentions(self, parts: Sequence[Part], nodes: Sequence[NodeWithScore]) -> list[list[float | None]] | None:
-        """For each span of a response its attention on each node; ``None`` if it is not known of a server's answer."""
-        of_parts = [_attention_by_node(part, nodes) for part in parts]
-        if not all(is_complete for _, is_complete in of_parts):
-            if any(part.answer.asked is None for part in parts):
-                _warn(NOT_CITED)
-                return None
-            logger.warning(NOT_CITED)
-        return [of_span for attentions, _ in of_parts for of_span in attentions]
 
     def read(self, deltas: Iterator[str], metadata: dict[str, Any], *retrieved: Any) -> Generator[str, None, None]:
         """Pass a stream on, and fill ``metadata`` when it has been read to its end; see :meth:`write`."""
@@ -301,6 +291,14 @@ def _by_source_node(answer: Collected, nodes: Sequence[NodeWithScore]) -> Collec
         span = span.without("passage_attention")
         spans.append(span if values is None else span.with_values(passage_attention=values))
     return replace(answer, report=answer.report.with_values(spans=spans))
+
+
+def _attentions(parts: Sequence[Part], nodes: Sequence[NodeWithScore]) -> list[list[float | None]]:
+    """For each span of a response its attention on each node."""
+    of_parts = [_attention_by_node(part, nodes) for part in parts]
+    if not all(is_complete for _, is_complete in of_parts):
+        logger.warning(NOT_CITED)
+    return [of_span for attentions, _ in of_parts for of_span in attentions]
 
 
 def _attention_by_node(part: Part, nodes: Sequence[NodeWithScore]) -> tuple[list[list[float | None]], bool]:

@@ -146,8 +146,8 @@ class RiskCitationQueryEngine(RiskQueryEngine):
 
     ``[n]`` is the n-th of ``source_nodes``, as in LlamaIndex's ``CitationQueryEngine``, where the model writes the
     markers, and may cite what it did not use. The source of a part is the node that the model's retrieval heads attend
-    to most while it is written. A node whose text is not in the prompt as it is, is not cited, and no node is
-    if the model's attention cannot be measured; a warning is logged.
+    to most while it is written. A node is cited only if its text is in the prompt as it is, and none if the
+    model's attention cannot be measured. A warning is logged then.
 
     ``metadata["cocoa_citations"]`` has an entry for each citation with ``source`` (from 1), ``id`` (of the node),
     ``start``, ``end``, ``text``, ``attention`` and ``spans``. Each entry of ``cocoa_risk["spans"]`` has ``source``, and

@@ -16,6 +16,7 @@ import torch
 from cocoa_engine import CalibrationWarning, CocoaConfig, CocoaEngine, FitSettings, RiskCalibrator, fit_calibrator
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.lab.data import LabelledSpan, LabelledText, Question
+from cocoa_engine.lab.measured import question_config, question_prompt
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.features import SPAN_FEATURES, span_features
 from tests.helpers.alike import near
@@ -257,7 +258,9 @@ def test_a_probe_needs_labelled_parts(folder: Path) -> None:
 
 def test_own_answers_are_measured_with_the_known_heads(folder: Path) -> None:
     engine = engine_of(folder, max_new_tokens=4)
-    texts = [engine.generate(f"{text}\nAnswer in a few words.\nAnswer:").text for text in "abcdefghijkl"]
+    config = question_config(engine, engine.config)
+    asked = [question_prompt(engine, f"{text}\nAnswer in a few words.") for text in "abcdefghijkl"]
+    texts = [engine.generate(prompt, config=config).text for prompt in asked]
     known = [text.split() or ["x"] for text in texts]
     questions = [
         Question(text, None, (" ".join(words) if number % 2 else "never",), text)

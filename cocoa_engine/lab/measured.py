@@ -271,12 +271,12 @@ EXAMPLES = "What do bees make?\nAnswer: Honey\n\nHow many days does a week have?
 
 
 def question_prompt(engine: CocoaEngine, question: str) -> Prompt:
-    """Like :func:`request_prompt`. Without a template two examples come first, so that the answer is one line."""
+    """Like :func:`request_prompt`; a model without a chat template reads two examples of short answers first."""
     return request_prompt(engine, question if engine.has_chat_template else EXAMPLES + question)
 
 
 def question_config(engine: CocoaEngine, config: CocoaConfig) -> CocoaConfig:
-    """The settings of its answer: a model without a template would go on with questions of its own."""
+    """The settings of a :func:`question_prompt`: a model without a chat template ends its answer with the line."""
     return config if engine.has_chat_template or config.stop else config.replace(stop=("\n",))
 
 

@@ -53,7 +53,7 @@ from cocoa_integrations.llama_index import (
 )
 from cocoa_integrations.llama_index.answers import joined, parts_of
 from cocoa_integrations.llama_index.callbacks import Collected, Observers
-from cocoa_integrations.llama_index.retrieved import by_source_node
+from cocoa_integrations.llama_index.retrieved import by_source_node, shares_a_run
 from tests.helpers import edited_answers
 from tests.helpers.alike import stand_in, to_dicts, without_markers
 from tests.helpers.llama_index_helpers import Finds, Listener, answered
@@ -692,3 +692,12 @@ def test_answers_in_one_text_change_as_they_do_alone(spans: Any, values: Any, st
         return
     shown = [f"Response {number}: {response}" for number, response in enumerate(alone, 1)]
     assert str(together) == "\n---------------------\n".join(shown)
+
+
+@pytest.mark.parametrize(("count", "is_part"), [(7, False), (8, True)])
+def test_a_part_of_a_split_node_is_a_run_of_its_words(count: int, is_part: bool) -> None:
+    words = [f"w{number}" for number in range(20)]
+    assert (
+        shares_a_run(f"Context: {' '.join(words[3 : 3 + count])} Question", ["Another node", " ".join(words)])
+        == is_part
+    )

@@ -45,7 +45,7 @@ def read_text(path: Path) -> str:
 
 
 def suffix_of(path: Path) -> str:
-    """The suffix of a text file in lower case, without that of its compression."""
+    """The suffix of a data file in lower case, without that of its compression."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 

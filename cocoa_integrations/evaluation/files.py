@@ -19,6 +19,7 @@ from cocoa_engine.lab.files import (
     read_json_lines,
     read_json_list,
     read_parquet,
+    suffix_of,
 )
 
 _READERS: dict[str, Callable[[Path], Iterable[Row]]] = {
@@ -33,14 +34,14 @@ def find_file(path: str | Path) -> Path:
     """The data file at a path: the file itself, or the only data file in a folder."""
     path = Path(path).expanduser()
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.is_file() and _suffix(file) in _READERS)
+        files = sorted(file for file in path.iterdir() if file.is_file() and suffix_of(file) in _READERS)
         if len(files) != 1:
             names = ", ".join(file.name for file in files) or "none"
             raise DataError(f"{path} is a folder that does not contain exactly one data file ({names}); name the file")
         return files[0]
     if not path.is_file():
         raise DataError(f"there is no file {path}; give the path of the data on this machine, nothing is downloaded")
-    if _suffix(path) not in _READERS:
+    if suffix_of(path) not in _READERS:
         raise DataError(f"{path}: data files are {', '.join(_READERS)} (or .gz of the first three)")
     return path
 
@@ -52,14 +53,10 @@ def fingerprint(path: Path) -> str:
 
 def read_records(path: Path) -> list[Row]:
     """All records of a file, at least one, in order."""
-    records = list(_READERS[_suffix(path)](path))
+    records = list(_READERS[suffix_of(path)](path))
     if not records:
         raise DataError(f"{path} holds no records")
     return records
-
-
-def _suffix(path: Path) -> str:
-    return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
 
 
 def json_lines(values: Iterable[Mapping[str, Any]]) -> str:

@@ -57,6 +57,7 @@ def _without_titles(tool: dict[str, Any]) -> str:
 
 
 def openai_tools(tools: Any, *, strict: bool | None = None) -> list[dict[str, Any]]:
+    """Tools in OpenAI's format; a ``ConfigError`` if they are no list, or one cannot be converted."""
     if isinstance(tools, (str, Mapping, BaseModel)) or not isinstance(tools, Iterable):
         raise ConfigError(f"tools takes a list of tools, not {short_repr(tools)}")
     return [openai_tool(tool, strict=strict) for tool in tools]

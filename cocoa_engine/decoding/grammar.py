@@ -120,7 +120,7 @@ class GrammarProcessor(LogitsProcessor):
         rows = {row: answer for row, answer in answers if self._ends.isdisjoint(answer)}
         if not rows:
             return scores.clone()
-        banned = torch.zeros(scores.shape, dtype=torch.bool)
+        banned = torch.zeros(scores.shape, dtype=torch.bool, device="cpu")
         self._budget.left = min(CPU_SECONDS, self._budget.left + MASK_SECONDS * len(rows))
         cancellation = self._cancellation or current_cancellation()
         allowed = self._grammar.next_tokens(self._request, rows, cancellation, self._budget)
@@ -131,7 +131,7 @@ class GrammarProcessor(LogitsProcessor):
 
 def _banned(following: int | bytes, vocab_size: int) -> Tensor:
     """The tokens that may not follow, ``[V]``, from a result of :func:`matchers.next_tokens`."""
-    banned = torch.ones(vocab_size, dtype=torch.bool)
+    banned = torch.ones(vocab_size, dtype=torch.bool, device="cpu")
     if isinstance(following, int):
         if following >= vocab_size:
             raise ConfigError(
@@ -141,7 +141,7 @@ def _banned(following: int | bytes, vocab_size: int) -> Tensor:
         banned[following] = False
         return banned
     bits = torch.frombuffer(bytearray(following), dtype=torch.uint8)
-    bits = (bits[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).view(-1)[:vocab_size]
+    bits = (bits[:, None] >> torch.arange(8, dtype=torch.uint8, device="cpu") & 1).view(-1)[:vocab_size]
     banned[: len(bits)] = bits == 0
     if banned.all():
         raise ConfigError(

@@ -233,10 +233,10 @@ class Sampler:
         totals = self._method.probabilities(logits.float(), self._config).cumsum(-1)
         indices = [position - self._prompt_length for position in positions]
         if (missing := max(indices) + 1 - len(self._numbers)) > 0:
-            self._numbers += torch.rand(missing, generator=self._generator, dtype=torch.float64).tolist()
-        numbers = torch.tensor([[self._numbers[index]] for index in indices], dtype=torch.float64)
+            self._numbers += torch.rand(missing, generator=self._generator, dtype=torch.float64, device="cpu").tolist()
+        numbers = totals.new_tensor([[self._numbers[index]] for index in indices], dtype=torch.float64)
         below = torch.nextafter(totals[:, -1:], torch.zeros_like(totals[:, -1:]))  # rounding must not reach the total
-        targets = torch.minimum(numbers.to(totals.device) * totals[:, -1:], below)
+        targets = torch.minimum(numbers * totals[:, -1:], below)
         token_ids = torch.searchsorted(totals, targets, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
         rows = zip(distributions, token_ids.tolist(), log_probs_of(logits, token_ids).tolist(), strict=True)
         return [

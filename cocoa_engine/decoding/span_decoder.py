@@ -197,7 +197,8 @@ class SpanDecoder:
         scores = [candidate.score for candidate in candidates]
         allowed = may_be_kept(self.config.span_log_prob, [candidate.ends_answer for candidate in candidates])
         if self.config.temperature > 0:
-            values = torch.tensor(scores, dtype=torch.float64).masked_fill(~torch.tensor(allowed), -torch.inf)
+            values = torch.tensor(scores, dtype=torch.float64, device="cpu")
+            values = values.masked_fill(~torch.tensor(allowed, device="cpu"), -torch.inf)
             below_best = values - values.max()  # <= 0: dividing it cannot give +inf
             weights = torch.softmax(below_best / self.config.temperature, dim=0)
             chosen = int(torch.multinomial(weights, 1, generator=self.rules.generator))

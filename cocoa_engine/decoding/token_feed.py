@@ -42,7 +42,7 @@ class StateReader:
         probe = None if calibrator is None else calibrator.probe
         if probe is None:
             return cls(window)
-        return cls(window, probe.layer - spec.first, torch.tensor(probe.weights), probe.intercept)
+        return cls(window, probe.layer - spec.first, torch.tensor(probe.weights, device="cpu"), probe.intercept)
 
     def of_mlds(self, states: Tensor) -> Tensor:
         """The states of layers m..n, then of the final layer: ``[N + 1, W, d]``."""
@@ -302,7 +302,7 @@ class TokenFeed:
         chains = [(), *branches]
         assert self.last is not None
         before = [self.last, *(self._known[path] for path in branches)]
-        targets = torch.tensor(prompt)
+        targets = torch.tensor(prompt, device="cpu")
         totals = [float(logits_of(output).log_softmax(-1)[prompt[0]]) for output in before]
         width = max(1, _READ_AT_ONCE // len(chains))
         for start in range(0, len(prompt) - 1, width):

@@ -21,7 +21,7 @@ from torch import Tensor
 from cocoa_engine.errors import EngineBusyError, RequestCancelledError
 from cocoa_engine.execution.backends import Backend, FeedRequest, StepOutput, TokenTree
 from cocoa_engine.interruptions import Cancellation, free_in_child, require_running, resting
-from cocoa_engine.model.language_model import CaptureSpec
+from cocoa_engine.model.language_model import CaptureSpec, plain_modes
 
 PREFILL_CHUNK = 512
 """Number of prompt tokens fed in one pass while other sequences are running. Their steps alternate with the chunks."""
@@ -308,6 +308,7 @@ class _Everyone(Cancellation):
         return all(work.cancellation.cancelled for work in self._batch)
 
 
+@plain_modes()
 def run(batch: Sequence[Work], prefill_chunk: int | None) -> None:
     """Run one pass of one prompt, or of steps with the same backend and capture spec, and store results and errors.
 

@@ -44,7 +44,7 @@ class BlockTensor(Tensor):
     def dequantized(self) -> Tensor:
         """All numbers, in this tensor's shape, float32."""
         rows = self.blocks.flatten(0, -2)
-        whole = torch.empty(rows.shape[0], self.shape[-1], dtype=torch.float32)
+        whole = rows.new_empty(rows.shape[0], self.shape[-1], dtype=torch.float32)
         for start in range(0, rows.shape[0], ROWS_AT_ONCE):
             end = start + ROWS_AT_ONCE
             whole[start:end] = _unpacked(rows[start:end], self.kind)
@@ -134,7 +134,9 @@ def joined(matrices: Sequence[Tensor]) -> Tensor:
     return torch.cat([matrix.dequantized() if isinstance(matrix, BlockTensor) else matrix for matrix in matrices])
 
 
-_OF_MXFP4 = torch.tensor([16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4], dtype=torch.uint8)
+_OF_MXFP4 = torch.tensor(
+    [16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4], dtype=torch.uint8, device="cpu"
+)
 
 
 def q5_0_of(blocks: Tensor) -> Tensor:
@@ -143,8 +145,8 @@ def q5_0_of(blocks: Tensor) -> Tensor:
     Both hold 32 numbers in one order. A scale is a power of 2; below float16's least, 2^-24, the numbers are 0.
     """
     rows = blocks.reshape(-1, blocks.shape[-1] // 17, 17)
-    made = torch.empty(*rows.shape[:-1], 22, dtype=torch.uint8)
-    bits = torch.arange(8, dtype=torch.uint8)
+    made = rows.new_empty(*rows.shape[:-1], 22, dtype=torch.uint8)
+    bits = torch.arange(8, dtype=torch.uint8, device=rows.device)
     for start in range(0, len(rows), ROWS_AT_ONCE):
         part = rows[start : start + ROWS_AT_ONCE]
         exponents, codes = part[..., :1], part[..., 1:]
@@ -181,5 +183,5 @@ def _unpacked(blocks: Tensor, kind: str) -> Tensor:
 
     if blocks.shape[0] == 0:
         numbers, size = block_size(kind)
-        return torch.empty(0, blocks.shape[1] // size * numbers)
+        return blocks.new_empty(0, blocks.shape[1] // size * numbers, dtype=torch.float32)
     return torch.from_numpy(dequantize(blocks.contiguous().numpy(), GGMLQuantizationType[kind]))

@@ -28,6 +28,8 @@ PASSED_ON: tuple[type[Exception], ...] = (CocoaError, *MACHINE_ERRORS)
 
 _SHORT = 128  # tokens of a pass that need not end before its last layer
 
+_AUTOCAST = ("cpu", "cuda", "xpu", "mps")
+
 # Hooks and forward passes of one model must not interleave, also when several engines wrap it.
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 _locks_guard = free_in_child(threading.Lock())
@@ -80,8 +82,7 @@ class LanguageModel:
         held = self._model
         if not isinstance(held, LightModel):
             return held
-        # whatever mode the caller is in
-        with self.lock, torch.inference_mode(False), torch.device("cpu"):
+        with self.lock, plain_modes():
             whole = held.whole()
             with _locks_guard:
                 _locks[whole] = self.lock
@@ -188,8 +189,7 @@ class LanguageModel:
         A pass that uses the weights directly does not run modules, which then need not be switched to evaluation mode.
         """
         # the lock first: whoever has waited for it must not begin a pass if the process is ending now
-        # a caller's inference mode is left too: tensors created in it could not be written to outside of it
-        with self.lock, at_work, torch.inference_mode(False), torch.no_grad():
+        with self.lock, at_work, plain_modes():
             modules = self.model.modules() if self.model.training else self._modules
             # checking all modules takes 1 % of a step
             training = [module for module in modules if module.training] if runs_modules else []
@@ -200,6 +200,25 @@ class LanguageModel:
             finally:
                 for module in training:
                     module.training = True
+
+
+@contextmanager
+def plain_modes() -> Iterator[None]:
+    """Within the block, the thread is in none of torch's modes that its caller may have set: autograd, inference mode,
+    autocast, another default device.
+
+    A thread runs passes for others. What it computes for them must not depend on its modes, and tensors that were
+    created in inference mode could not be written to outside of it.
+    """
+    with ExitStack() as modes:
+        modes.enter_context(torch.inference_mode(False))
+        modes.enter_context(torch.no_grad())
+        for kind in _AUTOCAST:
+            if torch.is_autocast_enabled(kind):
+                modes.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":  # the context slows every operation
+            modes.enter_context(torch.device("cpu"))
+        yield
 
 
 def first_tensor(output: Any) -> Tensor:

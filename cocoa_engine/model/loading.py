@@ -48,6 +48,7 @@ from cocoa_engine.model.checkpoint_files import FILE_OPTIONS, gguf_path, located
 from cocoa_engine.model.configs import NEEDED, WINDOW_FIELDS, context_window_of, read_config, require_decoder_only
 from cocoa_engine.model.generation_config import eos_of_gguf
 from cocoa_engine.model.gguf_reader import GgufFile
+from cocoa_engine.model.language_model import plain_modes
 from cocoa_engine.model.light_model import import_model_classes
 from cocoa_engine.model.load_options import ACCESS_OPTIONS, SOURCE_OPTIONS, DeviceMap, resolve_device_map
 
@@ -62,6 +63,7 @@ logger = safe_logger(__name__)
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
+@plain_modes()
 def load_pretrained(
     model_name: str | os.PathLike[str] | None = None,
     *,

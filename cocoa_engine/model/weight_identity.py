@@ -38,7 +38,7 @@ def sampled(tensor: Tensor) -> Tensor:
     """Elements spread evenly over a tensor's memory."""
     last = tensor.numel() - 1
     if isinstance(tensor, BlockTensor):
-        at = torch.arange(min(SAMPLES, last + 1)) * (last // max(min(SAMPLES, last + 1) - 1, 1))
+        at = torch.arange(min(SAMPLES, last + 1), device="cpu") * (last // max(min(SAMPLES, last + 1) - 1, 1))
         return tensor.rows(at // tensor.shape[-1]).gather(1, at[:, None] % tensor.shape[-1]).flatten()
     if last > 0 and not tensor.is_contiguous():
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

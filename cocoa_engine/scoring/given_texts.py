@@ -351,7 +351,7 @@ def _rescored(
             for number, rows in step.rows.items():
                 done = len(contrasts[number])
                 targets = texts[number][done : done + len(rows)]
-                contrasts[number] += of_step[torch.tensor(rows), torch.tensor(targets)].tolist()
+                contrasts[number] += of_step[rows, targets].tolist()
                 passes[number] += step.passes[number] + (0 if done else step.prompt_passes)
     values = [span_log_prob(of_text, config.span_log_prob) for of_text in contrasts]
     return list(zip(values, passes, strict=True))

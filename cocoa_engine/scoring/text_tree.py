@@ -117,10 +117,12 @@ def fed(
                     yield Step(
                         rows=rows,
                         output=output,
-                        token_ids=torch.tensor([path[-1] for path in part]).to(device),
+                        token_ids=torch.tensor([path[-1] for path in part], device=device),
                         logits=None if before is None else torch.cat([before[None], output.logits]),
                         # only a text alone takes several steps: the first path of one extends the last before it
-                        parents=torch.tensor([ranks.get(path[:-1], start - 1) - start + 1 for path in part]).to(device),
+                        parents=torch.tensor(
+                            [ranks.get(path[:-1], start - 1) - start + 1 for path in part], device=device
+                        ),
                         passes={number: min(passes, len(own)) for number, own in rows.items()},
                         prompt_passes=prompt_passes,
                     )

@@ -4,6 +4,7 @@ import asyncio
 import math
 import threading
 import warnings
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
@@ -22,6 +23,7 @@ from cocoa_engine.text_matching import content_words, support, token_f1
 from cocoa_integrations.langchain import ChatCocoa, get_risk
 from cocoa_integrations.llama_index import CocoaLLM
 from tests.helpers.alike import assert_alike, near
+from tests.helpers.family_gguf import write_tiny_gguf
 from tests.helpers.in_threads import Asks, join, start, wait_until
 from tests.helpers.inside import Pass, hook_count, record
 from tests.helpers.made_up_answers import generation
@@ -146,6 +148,43 @@ def test_a_stream_may_be_finished_by_another_thread_and_in_another_mode(engine: 
         next(other)
     list(other)
     assert stream.generation == other.generation == engine.generate(QUESTION, max_new_tokens=10)
+
+
+MODES = {
+    "inference": torch.inference_mode,
+    "autocast": partial(torch.autocast, "cpu", torch.bfloat16),
+    "default device": partial(torch.device, "meta"),  # as set_default_device("cuda") on a model elsewhere
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mode", MODES.values(), ids=[*MODES])
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "mamba", "gguf"])
+def test_the_caller_s_modes_of_torch_change_nothing(kind: str, mode: Any, tmp_path: Path) -> None:
+    """Neither what is decoded nor how: a pass also runs for callers that are in no mode."""
+    file = tmp_path / "tiny.gguf"
+    write_tiny_gguf(file)
+    models = [None if kind == "gguf" else tiny_model(kind) for _ in range(2)]
+
+    def load() -> CocoaEngine:
+        model = models.pop()
+        return CocoaEngine.from_pretrained(str(file)) if model is None else engine_of(model)
+
+    def results(engine: CocoaEngine) -> list[Any]:
+        constraint = engine.constrain(regex="[a-z]+")
+        return [
+            engine.info().backend,
+            engine.generate("hello the", max_new_tokens=8),
+            engine.generate("hello the", temperature=1, seed=0, max_new_tokens=8),
+            engine.generate("hello", method="greedy", temperature=1, seed=0, max_new_tokens=4),
+            engine.generate("hello", logits_processor=constraint, max_new_tokens=4).token_ids,
+            engine.score("hello", ["is the", "is a"]),
+        ]
+
+    used = load()
+    expected = results(used)
+    with mode():
+        assert results(load()) == results(used) == expected
 
 
 def test_the_model_is_left_as_it_was(engine: CocoaEngine) -> None:

@@ -21,7 +21,7 @@ from cocoa_engine.execution.forward.static import StaticLean
 from cocoa_engine.execution.native.build import first_line
 from cocoa_engine.model import weight_identity
 from cocoa_engine.model.configs import frequencies_of, window_sizes
-from cocoa_engine.model.language_model import PASSED_ON, CaptureSpec, LanguageModel, capture
+from cocoa_engine.model.language_model import PASSED_ON, CaptureSpec, LanguageModel, capture, plain_modes
 from cocoa_engine.model.light_model import LightModel
 from cocoa_engine.model.weight_identity import WeightFingerprint, weight_fingerprint
 
@@ -74,6 +74,7 @@ _tried: weakref.WeakKeyDictionary[
 ] = weakref.WeakKeyDictionary()
 
 
+@plain_modes()
 def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
     """Test the backends on a model and return the fastest correct one. Logs a warning if branches cannot share a cache.
 

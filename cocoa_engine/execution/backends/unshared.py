@@ -20,7 +20,7 @@ from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, Rea
 from cocoa_engine.execution.forward.base import StepOutput
 from cocoa_engine.execution.forward.source_attention import observed_attention, of_segments, probe_of
 from cocoa_engine.model.configs import Frequencies
-from cocoa_engine.model.language_model import CaptureSpec, LanguageModel, capture
+from cocoa_engine.model.language_model import CaptureSpec, LanguageModel, capture, plain_modes
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -50,6 +50,7 @@ class _Unshared(Backend):
     def prefill_some(self, tree: Any, max_tokens: int | None = None) -> Tensor:
         return self.feed(tree, ()).logits[0]
 
+    @plain_modes()  # caches are also copied between passes
     def step(self, requests: Sequence[tuple[Any, FeedRequest]]) -> list[StepOutput]:
         outputs = []
         for tree, asked in requests:

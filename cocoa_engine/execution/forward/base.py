@@ -91,7 +91,7 @@ class KeyValues:
         if self.pointers is not None:
             self.pointers.move(slots, start)
             return
-        index = torch.tensor(slots)
+        index = torch.tensor(slots, device="cpu")
         for blocks in self.blocks:
             for block in blocks:
                 if index.device != block.device:

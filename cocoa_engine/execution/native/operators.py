@@ -192,11 +192,11 @@ def unpack_blocks(blocks: Tensor, kind: str) -> Tensor:
     """All numbers in some rows of blocks, for :func:`~cocoa_engine.model.blocks.unpack_with`."""
     blocks = blocks.contiguous()
     numbers, size = block_size(kind)
-    return _rows(blocks, kind, blocks.shape[1] // size * numbers, torch.arange(blocks.shape[0]))
+    return _rows(blocks, kind, blocks.shape[1] // size * numbers, torch.arange(blocks.shape[0], device="cpu"))
 
 
 def _rows(blocks: Tensor, kind: str, width: int, ids: Tensor) -> Tensor:
-    rows = torch.empty(ids.shape[0], width, dtype=torch.float32)
+    rows = blocks.new_empty(ids.shape[0], width, dtype=torch.float32)
     threads = torch.get_num_threads() if rows.numel() > SMALL else 1
     handle().cocoa_unpack(KINDS[kind], blocks.data_ptr(), width, ids.data_ptr(), ids.shape[0], rows.data_ptr(), threads)
     return rows

@@ -265,13 +265,19 @@ def _kept(model: LanguageModel) -> RetrievalHeads | None:
     """The heads in the cache directory; `None` if there are none, or if they cannot be used."""
     try:
         file = kept_file(model)
-        if not is_private(file):
-            logger.warning("other users could write to %s, and it is not used; run `cocoa heads` again", file)
-            return None
-        return _read(file, file.stat().st_mtime_ns)
-    except (OSError, RuntimeError, UnicodeDecodeError):
+        return _usable(file, file.stat().st_mtime_ns, is_private(file))
+    except (OSError, RuntimeError):
         return None
-    except ConfigError as error:
+
+
+@lru_cache(maxsize=16)  # every answer asks several times: a file that cannot be used is told once
+def _usable(file: Path, written: int, private: bool) -> RetrievalHeads | None:
+    if not private:
+        logger.warning("other users could write to %s, and it is not used; run `cocoa heads` again", file)
+        return None
+    try:
+        return _read(file, written)
+    except (ConfigError, UnicodeDecodeError) as error:
         logger.warning("%s is not a file of `cocoa heads` and is not used: %s", file, error)
         return None
 

@@ -154,13 +154,16 @@ def test_the_digest_is_of_the_weights_not_of_the_dtype() -> None:
     assert len({model_digest(MODEL), *(model_digest(LanguageModel(model)) for model in others)}) == 4
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1", '{"heads": []}'])
-def test_a_damaged_file_is_not_used_and_replaced(content: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("content", ["", "{}", "[1", '{"heads": []}', "\xff", "of others"])
+def test_a_file_that_cannot_be_used_is_told_once_and_replaced(content: str, caplog: pytest.LogCaptureFixture) -> None:
     file = retrieval_heads.kept_file(MODEL)
     file.parent.mkdir(parents=True)
-    file.write_text(content)
-    assert retrieval_heads.heads_of_model(None, MODEL) is None
-    assert "is not used" in caplog.text
+    file.write_text(content, encoding="latin-1")
+    file.chmod(0o666 if content == "of others" else 0o644)
+    for _ in range(2):
+        CocoaEngine(MODEL.model, tiny_tokenizer()).generate(PROMPTS[0], max_new_tokens=2)
+        assert retrieval_heads.heads_of_model(None, MODEL) is None
+    assert caplog.text.count("not used") == 1
     retrieval_heads.keep(found_in(MODEL), MODEL)
     assert retrieval_heads.heads_of_model(None, MODEL) == found_in(MODEL)
 

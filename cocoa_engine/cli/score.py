@@ -1,5 +1,6 @@
 """cocoa score: the scores of given texts after a prompt. Nothing is generated."""
 
+import io
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +44,7 @@ from cocoa_engine.cli.output import (
 )
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import rule_without_rivals
-from cocoa_engine.errors import CocoaError, ConfigError, DataError, need
+from cocoa_engine.errors import CocoaError, ConfigError, DataError, OutputError, need
 from cocoa_engine.files import draft_of, is_stream
 from cocoa_engine.lab.files import read_parquet, read_text
 from cocoa_engine.methods import METHODS
@@ -143,21 +144,29 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
         try:
             with on_interrupt(lambda: f"{rows} rows are kept in {rest}" if rows else "no row was scored"):
                 yield write
+            if _is_parquet(out):
+                draft.seek(0)
+                whole = _as_parquet([json.loads(line) for line in draft], out, rest)
+                draft.seek(0)
+                draft.truncate()
+                draft.write(whole)
         except BaseException:
             if rows and not streams:
                 draft.close()
                 os.replace(draft.name, rest)
             raise
-        if _is_parquet(out):
-            import pyarrow.parquet
 
-            draft.seek(0)
-            lines = [json.loads(line) for line in draft]
-            columns = dict.fromkeys(name for row in lines for name in row)
-            table = pyarrow.Table.from_pylist([{name: row.get(name) for name in columns} for row in lines])
-            draft.seek(0)
-            draft.truncate()
-            pyarrow.parquet.write_table(table, draft)
+
+def _as_parquet(rows: Sequence[dict[str, Any]], out: Path, rest: Path) -> bytes:
+    import pyarrow.parquet
+
+    columns, whole = dict.fromkeys(name for row in rows for name in row), io.BytesIO()
+    try:
+        table = pyarrow.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows])
+        pyarrow.parquet.write_table(table, whole)
+    except (pyarrow.ArrowException, ValueError, OverflowError) as error:  # such as texts and numbers in one column
+        raise OutputError(f"{out} cannot be written ({error}); the rows are kept as JSON lines in {rest}") from None
+    return whole.getvalue()
 
 
 def risk_of_row(generation: Generation) -> dict[str, Any]:

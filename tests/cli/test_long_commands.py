@@ -611,6 +611,18 @@ def test_a_signal_keeps_the_rows_so_far_and_the_file_is_replaced_when_all_are_sc
     assert out.read_bytes() != b"kept"
 
 
+@pytest.mark.parametrize("values", [(1, "1"), ([1, "1"], None), ({}, None), (2**70, 1), ("\ud800", "")])
+def test_rows_that_parquet_cannot_hold_are_kept_as_json(cocoa: Cocoa, values: tuple[object, object]) -> None:
+    rows = [{"prompt": "a", "text": "b", "id": value} for value in values]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    result = cocoa("score", "--rows", "rows.jsonl", "--out", "out.parquet")
+    assert result.exit_code == 2
+    kept = Path("out.parquet.incomplete").resolve()
+    assert f"the rows are kept as JSON lines in {kept}" in result.stderr.replace("\n", " ")
+    assert [json.loads(line)["id"] for line in kept.read_text().splitlines()] == [*values]
+    assert not Path("out.parquet").exists()
+
+
 @given(st.text(st.characters(codec="ascii", categories=["L", "N", "P", "Zs"]), max_size=200), st.integers(10, 200))
 def test_the_bar_is_one_line_whatever_the_stage_is_called(name: str, width: int) -> None:
     progress = Progress("ask")

@@ -41,7 +41,7 @@ from cocoa_engine.cli.output import (
 )
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, need, short_repr
-from cocoa_engine.files import write_file
+from cocoa_engine.files import private_folder, write_file
 from cocoa_engine.lab.data import detect_format
 from cocoa_engine.memory import quiet_torchao
 from cocoa_engine.rendering.wording import SOURCES, count
@@ -165,8 +165,18 @@ def heads(
             with_reference,
             with_right_answers,
         )
-        from cocoa_engine.methods.retrieval_heads import keep, spread_heads_of
+        from cocoa_engine.methods.retrieval_heads import keep, kept_file, spread_heads_of
 
+        obstacle = None
+        try:  # before the work
+            private_folder(kept_file(engine.session.model).parent)
+        except (OSError, RuntimeError) as error:
+            obstacle = f"the heads cannot be kept in the cache directory ({error})"
+            if out is None:
+                raise ConfigError(
+                    f"{obstacle}. Set COCOA_CACHE_DIR to a folder that can be written to, or give --out FILE and pass "
+                    "it as --decore-heads."
+                ) from None
         tokens = 0 if spread else ROUNDS * sum(sizes)
         progress.plan({"reading texts": tokens, "answering": TOKENS * prompts, "asking": TOKENS * prompts})
         if spread:
@@ -202,14 +212,10 @@ def heads(
             lines.append(f"Written to {out}.")
         show = partial(output(no_color=True).print, sep="\n", soft_wrap=True)
         show(*lines)
-        try:
-            file = keep(heads, engine.session.model)
-        except (OSError, RuntimeError) as error:
-            raise ConfigError(
-                f"the heads cannot be kept in the cache directory ({error}). Set COCOA_CACHE_DIR to a folder that can "
-                "be written to, or give --out FILE and pass it as --decore-heads."
-            ) from None
-    show(f"Written to {file}. Engines of this model use it from now on.")
+        if obstacle is None:
+            show(f"Written to {keep(heads, engine.session.model)}. Engines of this model use it from now on.")
+        else:
+            print_note(f"{obstacle}. Pass the file as --decore-heads.")
 
 
 @with_options(*(name for name in CocoaConfig.model_fields if name != "max_risk"))

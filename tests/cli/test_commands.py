@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -131,7 +132,14 @@ def test_heads_of_the_model_that_was_named(
     assert result.stdout.startswith("1 heads of m␛[31m, 1 facts recalled; best: 0.0 (0.50)\n")
     (tmp_path / "file").touch()
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "file"))
+    search = Mock(return_value=found)
+    monkeypatch.setattr("cocoa_engine.lab.heads.find_retrieval_heads", search)
     assert_refused(cocoa("heads", "some/model", "--prompts", "0"), "Set COCOA_CACHE_DIR")
+    search.assert_not_called()
+    out = tmp_path / "other.json"
+    result = successful(cocoa("heads", "some/model", "--prompts", "0", "--out", str(out)))
+    assert "Pass the file as --decore-heads" in result.stderr.replace("\n", " ")
+    assert RetrievalHeads.model_validate_json(out.read_text()) == found
 
 
 def test_version_and_help(cocoa: Cocoa) -> None:

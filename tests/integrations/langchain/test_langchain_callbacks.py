@@ -4,9 +4,8 @@ import asyncio
 import contextvars
 import threading
 import uuid
-from inspect import signature
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, create_autospec
 
 import pytest
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
@@ -221,28 +220,17 @@ def test_reports_have_the_run_and_the_model(quick_chat: ChatCocoa) -> None:
     assert uuid.UUID(partial.run_id) != run_id
 
 
-class Recorder(Client):
-    """A client of LangSmith that keeps the feedback instead of sending it."""
-
-    def __init__(self) -> None:
-        super().__init__(api_url="http://127.0.0.1:9", api_key="none", auto_batch_tracing=False)
-        self.feedback: list[dict[str, Any]] = []
-
-    def create_feedback(self, **feedback: Any) -> Any:
-        signature(Client.create_feedback).bind(self, **feedback)
-        self.feedback.append(feedback)
-
-    def read_project(self, **kwargs: Any) -> Any:
-        return SimpleNamespace(id=PROJECT)
-
-    def create_run(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def update_run(self, *args: Any, **kwargs: Any) -> None: ...
-
-
 @pytest.fixture
-def client() -> Recorder:
-    return Recorder()
+def client() -> Mock:
+    """A client of LangSmith that sends nothing."""
+    client: Mock = create_autospec(Client, instance=True)
+    client.read_project.return_value.id = PROJECT
+    return client
+
+
+def feedback_of(client: Mock) -> list[dict[str, Any]]:
+    """What the client was to send."""
+    return [call.kwargs for call in client.create_feedback.call_args_list]
 
 
 @pytest.fixture
@@ -250,11 +238,11 @@ def events() -> Events:
     return Events()
 
 
-def test_langsmith_gets_feedback_on_every_run(quick_chat: ChatCocoa, client: Recorder) -> None:
+def test_langsmith_gets_feedback_on_every_run(quick_chat: ChatCocoa, client: Mock) -> None:
     scores, run_id = RiskScores(client=client, threshold=0.0), uuid.uuid4()
     answer = quick_chat.invoke("a", {"run_id": run_id, "callbacks": [scores]}, max_tokens=4)
     scores.flush()
-    [feedback] = client.feedback
+    [feedback] = feedback_of(client)
     assert feedback["key"] == "hallucination_risk"
     assert feedback["score"] == near(max_risk(answer))
     assert feedback["run_id"] == feedback["trace_id"] == run_id
@@ -264,9 +252,7 @@ def test_langsmith_gets_feedback_on_every_run(quick_chat: ChatCocoa, client: Rec
     assert feedback["source_info"]["model"] == "quick"
 
 
-async def test_feedback_in_a_chain_names_the_trace(
-    quick_chat: ChatCocoa, quick_llm: CocoaLLM, client: Recorder
-) -> None:
+async def test_feedback_in_a_chain_names_the_trace(quick_chat: ChatCocoa, quick_llm: CocoaLLM, client: Mock) -> None:
     scores, run_id = RiskScores(client=client), uuid.uuid4()
     callbacks = [LangChainTracer(client=client), scores]
     chain = RunnableLambda(str) | quick_chat | RunnableLambda(lambda message: message.text) | quick_llm
@@ -277,13 +263,13 @@ async def test_feedback_in_a_chain_names_the_trace(
         pass
     list(quick_chat.stream("a", {"callbacks": callbacks}))
     scores.flush()
-    *of_chains, alone = client.feedback
+    *of_chains, alone = feedback_of(client)
     assert [feedback["trace_id"] for feedback in of_chains] == [run_id] * 8
     assert len({run_id, *(feedback["run_id"] for feedback in of_chains)}) == 9
     assert alone["trace_id"] == alone["run_id"]
 
 
-def test_a_run_inside_a_retriever_is_in_its_trace(quick_llm: CocoaLLM, client: Recorder) -> None:
+def test_a_run_inside_a_retriever_is_in_its_trace(quick_llm: CocoaLLM, client: Mock) -> None:
     class Rewrites(BaseRetriever):
         """Asks a model before it searches."""
 
@@ -294,11 +280,11 @@ def test_a_run_inside_a_retriever_is_in_its_trace(quick_llm: CocoaLLM, client: R
     callbacks = [LangChainTracer(client=client), scores]
     (RunnableLambda(str) | Rewrites()).invoke("a", {"run_id": run_id, "callbacks": callbacks})
     scores.flush()
-    [feedback] = client.feedback
+    [feedback] = feedback_of(client)
     assert feedback["trace_id"] == run_id != feedback["run_id"]
 
 
-def test_feedback_inside_a_traced_function_names_its_trace(quick_chat: ChatCocoa, client: Recorder) -> None:
+def test_feedback_inside_a_traced_function_names_its_trace(quick_chat: ChatCocoa, client: Mock) -> None:
     scores, run_id = RiskScores(client=client), uuid.uuid4()
 
     @traceable
@@ -309,51 +295,43 @@ def test_feedback_inside_a_traced_function_names_its_trace(quick_chat: ChatCocoa
     with tracing_context(enabled=True, client=client):
         ask(langsmith_extra={"run_id": root, "client": client})
     scores.flush()
-    [feedback] = client.feedback
+    [feedback] = feedback_of(client)
     assert (feedback["run_id"], feedback["trace_id"]) == (run_id, root)
 
 
-def test_without_a_langsmith_trace_feedback_names_the_run_alone(quick_chat: ChatCocoa, client: Recorder) -> None:
+def test_without_a_langsmith_trace_feedback_names_the_run_alone(quick_chat: ChatCocoa, client: Mock) -> None:
     scores = RiskScores(client=client)
     (RunnableLambda(str) | quick_chat).invoke("a", {"callbacks": [scores]})
     scores.flush()
-    [feedback] = client.feedback
+    [feedback] = feedback_of(client)
     assert feedback["run_id"]
     assert feedback["trace_id"] is None
 
 
 def test_more_feedback_than_can_wait_is_dropped(
-    quick_chat: ChatCocoa, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    quick_chat: ChatCocoa, client: Mock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_send = threading.Event()
-
-    class Slow(Recorder):
-        def create_feedback(self, **feedback: Any) -> Any:
-            may_send.wait(60)
-            super().create_feedback(**feedback)
-
+    client.create_feedback.side_effect = lambda **_: may_send.wait(60)
     monkeypatch.setattr("cocoa_integrations.langchain.callbacks._MAX_WAITING", 2)
-    scores = RiskScores(client=(client := Slow()))
+    scores = RiskScores(client=client)
     for _ in range(3):
         quick_chat.invoke("a", {"callbacks": [scores]}, max_tokens=1)
     may_send.set()
     scores.flush()
-    assert len(client.feedback) == 2
+    assert client.create_feedback.call_count == 2
     assert "2 others wait to be sent" in caplog.text
     quick_chat.invoke("a", {"callbacks": [scores]}, max_tokens=1)
     scores.flush()
-    assert len(client.feedback) == 3
+    assert client.create_feedback.call_count == 3
 
 
-def test_a_server_that_fails_does_not_fail_the_call(quick_chat: ChatCocoa, caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(Recorder):
-        def create_feedback(self, **feedback: Any) -> Any:
-            raise RuntimeError("no server\x1b[31m" + "x" * 10**6)
-
-        def read_project(self, **kwargs: Any) -> Any:
-            raise RuntimeError("no server")
-
-    scores = RiskScores(client=Broken())
+def test_a_server_that_fails_does_not_fail_the_call(
+    quick_chat: ChatCocoa, client: Mock, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.create_feedback.side_effect = RuntimeError("no server\x1b[31m" + "x" * 10**6)
+    client.read_project.side_effect = RuntimeError("no server")
+    scores = RiskScores(client=client)
     assert quick_chat.invoke("a", {"callbacks": [scores]}, max_tokens=1).text
     scores.flush()
     (record,) = (record for record in caplog.records if record.levelname == "WARNING")

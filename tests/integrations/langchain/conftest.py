@@ -1,8 +1,8 @@
 """Models of the adapter on two engines: the real one, and a quick one for all that does not depend on the model."""
 
-import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
@@ -60,41 +60,13 @@ def quick_llm(quick_engine: CocoaEngine) -> CocoaLLM:
     return CocoaLLM(engine=quick_engine, max_tokens=12)
 
 
-class EngineSpy:
-    """Keeps what is asked of an engine from outside, and the streams it gives out."""
-
-    def __init__(self, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[tuple[str, Any]] = []
-        self.streams: list[Any] = []
-        self._inside = threading.local()
-        for name in ("chat", "stream_chat", "generate", "generate_batch", "stream"):
-            monkeypatch.setattr(engine, name, self._watch(name, getattr(engine, name)))
-
-    def _watch(self, name: str, method: Any) -> Any:
-        def watched(prompt: Any, **options: Any) -> Any:
-            if getattr(self._inside, "engine", False):
-                return method(prompt, **options)
-            self.calls.append((name, prompt))
-            self._inside.engine = True
-            try:
-                result = method(prompt, **options)
-            finally:
-                self._inside.engine = False
-            if name.startswith("stream"):
-                self.streams.append(result)
-            return result
-
-        return watched
-
-    def asked(self, name: str) -> list[Any]:
-        """The prompts given to one method."""
-        return [prompt for called, prompt in self.calls if called == name]
-
-
 @pytest.fixture
-def spy(quick_engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> EngineSpy:
-    """On the quick engine."""
-    return EngineSpy(quick_engine, monkeypatch)
+def spy(quick_engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """What the quick engine is asked to decode: one of its ``method_calls`` for each answer, batch or stream."""
+    spy = Mock(wraps=quick_engine)
+    for name in ("generate", "generate_batch", "stream"):  # which chats call, too
+        monkeypatch.setattr(quick_engine, name, getattr(spy, name))
+    return spy
 
 
 class LiveHandler(BaseCallbackHandler):

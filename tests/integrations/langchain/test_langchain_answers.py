@@ -174,11 +174,13 @@ def test_text_streams_with_the_risk_beside_it(chat: ChatCocoa, answer: AIMessage
 
 
 def test_risk_metadata_never_reaches_a_later_prompt(
-    quick_engine: CocoaEngine, quick_chat: ChatCocoa, spy: Any, quick_answer: AIMessage
+    quick_engine: CocoaEngine, quick_chat: ChatCocoa, quick_answer: AIMessage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked = Mock(wraps=quick_engine.chat)
+    monkeypatch.setattr(quick_engine, "chat", asked)
     conversation = [SystemMessage("Be brief."), HumanMessage(QUESTION), quick_answer, HumanMessage("And the radio?")]
     quick_chat.invoke(conversation, max_tokens=1)
-    [messages] = spy.asked("chat")
+    [((messages,), _)] = asked.call_args_list
     assert messages == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": QUESTION},
@@ -197,11 +199,13 @@ def test_messages_are_trimmed_by_the_models_own_count(quick_chat: ChatCocoa) -> 
     assert quick_chat.get_num_tokens_from_messages([]) == 0
 
 
-def test_an_empty_conversation_is_refused_before_any_work(quick_chat: ChatCocoa, spy: Any) -> None:
+def test_an_empty_conversation_is_refused_before_any_work(
+    quick_engine: CocoaEngine, quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quick_engine, "chat", lambda *_, **__: pytest.fail("the engine was asked"))
     for empty in ([], "", [HumanMessage(" \n")]):
         with pytest.raises(PromptError, match="empty"):
             quick_chat.invoke(empty)
-    assert spy.calls == []
 
 
 def test_a_timeout_raises_so_that_fallbacks_start(quick_engine: CocoaEngine, quick_chat: ChatCocoa) -> None:
@@ -258,7 +262,7 @@ def test_a_stream_that_began_is_not_begun_again(
     error = torch.OutOfMemoryError("CUDA out of memory")
     with failing(quick_engine, error), pytest.raises(torch.OutOfMemoryError):
         list(stream)
-    assert len(spy.streams) == 1
+    assert spy.stream.call_count == 1
 
 
 def test_stream_usage_leaves_the_usage_out(quick_engine: CocoaEngine) -> None:
@@ -318,7 +322,7 @@ def test_an_answer_goes_on_from_the_prompt_as_it_is(engine: CocoaEngine) -> None
 
 async def test_every_way_returns_the_same_text(quick_llm: CocoaLLM, spy: Any, live: Any) -> None:
     texts = quick_llm.batch(PROMPTS)
-    assert spy.calls == [("generate_batch", PROMPTS)]
+    assert [(name, args) for name, args, _ in spy.method_calls] == [("generate_batch", (PROMPTS,))]
     assert texts == [quick_llm.invoke(prompt) for prompt in PROMPTS] == await quick_llm.abatch(PROMPTS)
     quick_llm.batch(PROMPTS, config={"callbacks": [live]}, stream=True)
     assert (live.tokens, live.ends) == ([], len(PROMPTS))  # one end for each answer

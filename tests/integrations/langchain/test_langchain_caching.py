@@ -55,11 +55,11 @@ def test_no_setting_replays_an_answer_of_another(
     other = {setting: OTHER[setting], **({"method": "sample"} if setting in OF_SAMPLING else {})}
     answer(model)
     answer(model, **other)
-    assert len(spy.calls) == 2
+    assert len(spy.method_calls) == 2
     plain, changed = answer(model), answer(model, **other)
     assert plain is not changed
     assert answer(kind(engine=quick_engine, **{"max_new_tokens": 4, **other})) is changed  # however it was given
-    assert len(spy.calls) == 2
+    assert len(spy.method_calls) == 2
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_callables_bypass_the_cache(kind: Any, option: str, quick_engine: CocoaE
         answer(model)
         answer(model, **{option: harmless[option]})
         answer(kind(engine=quick_engine, max_tokens=2, **{option: [harmless[option]]}))
-    assert len(spy.calls) == 5
+    assert len(spy.method_calls) == 5
 
 
 class SerialisingCache(BaseCache):
@@ -126,7 +126,7 @@ class SerialisingCache(BaseCache):
 def test_risk_survives_a_cache_that_keeps_text(kind: Any, quick_engine: CocoaEngine, spy: Any) -> None:
     model = kind(engine=quick_engine, max_tokens=8, cache=SerialisingCache())
     first, second = answer(model), answer(model)
-    assert len(spy.calls) == 1
+    assert len(spy.method_calls) == 1
     assert second.text == first.text
     assert get_risk(second).to_dict() == get_risk(first).to_dict()
 
@@ -168,8 +168,8 @@ async def test_the_second_turn_of_a_chat_is_cached(quick_chat: ChatCocoa, spy: A
     for detail in ("full", "compact", "none"):
         second = [HumanMessage("Hi"), chat.invoke("Hi", risk_metadata=detail), HumanMessage("And?")]
         chat.invoke(second, risk_metadata=detail)
-        asked = len(spy.calls)
+        asked = len(spy.method_calls)
         again = [HumanMessage("Hi", id="1"), second[1], HumanMessage("And?")]  # LangChain leaves ids out
         chat.invoke(again, risk_metadata=detail)
         await chat.ainvoke(again, risk_metadata=detail)
-        assert len(spy.calls) == asked
+        assert len(spy.method_calls) == asked

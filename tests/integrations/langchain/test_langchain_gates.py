@@ -351,7 +351,7 @@ def test_a_text_model_with_risk_is_a_step_like_any_other(quick_llm: CocoaLLM) ->
 def test_a_cached_text_has_its_risk(quick_engine: CocoaEngine, spy: Any) -> None:
     model = CocoaLLM(engine=quick_engine, max_tokens=4, cache=InMemoryCache()).with_risk()
     assert model.invoke("Once") == model.invoke("Once")
-    assert len(spy.calls) == 1
+    assert len(spy.method_calls) == 1
 
 
 def test_marks_find_their_place_where_text_comes_later_than_its_spans(

@@ -100,9 +100,9 @@ async def test_settings_and_models_are_tried_in_turn(
     state = agent_of(quick_chat, RiskMiddleware(between, retry_with=other)).invoke(ASKED)
     assert state["messages"][-1].text == safer_answer.text
     assert other.tags is quick_chat.tags is None  # the models given are not changed
-    before = len(spy.calls)
+    before = len(spy.method_calls)
     agent_of(quick_chat, RiskMiddleware(1.0, retry_with=SAFER)).invoke(ASKED)
-    assert len(spy.calls) == before + 1  # a safe answer is not tried again
+    assert len(spy.method_calls) == before + 1  # a safe answer is not tried again
 
 
 class Reported(FakeListChatModel):
@@ -296,10 +296,10 @@ async def test_a_risky_answer_waits_for_a_decision(
         [interrupt] = state["__interrupt__"]
         _shown(interrupt.value, quick_answer)
         assert len(state["messages"]) == 1  # the answer is not part of the conversation yet
-        calls = len(spy.calls)
+        calls = len(spy.method_calls)
         state = await agent.ainvoke(resumed, THREAD) if asynchronous else agent.invoke(resumed, THREAD)
         _decided(state, decision, expected)
-        assert len(spy.calls) == calls  # the model was not called again
+        assert len(spy.method_calls) == calls  # the model was not called again
     agent = reviewed_agent(quick_chat, REVIEWER)
     assert list(agent.stream(ASKED, THREAD, stream_mode="messages")) == []
     chunks = [chunk for chunk, _ in agent.stream(resumed, THREAD, stream_mode="messages")]
@@ -328,10 +328,10 @@ def test_a_run_goes_on_after_a_restart(quick_chat: ChatCocoa, quick_answer: AIMe
     agent = reviewed_agent(quick_chat, RiskMiddleware(0.0, on_risk="interrupt"), checkpointer=after)
     [interrupt] = agent.get_state(THREAD).interrupts
     _shown(interrupt.value, quick_answer)
-    calls = len(spy.calls)
+    calls = len(spy.method_calls)
     state = agent.invoke(Command(resume={"type": "accept"}), THREAD)
     _decided(state, {"type": "accept"}, quick_answer.text)
-    assert len(spy.calls) == calls
+    assert len(spy.method_calls) == calls
 
 
 @here

@@ -3,6 +3,7 @@
 import json
 import pickle
 import sys
+from itertools import repeat
 from typing import Any, Literal
 
 import pytest
@@ -105,21 +106,10 @@ async def test_settings_and_models_are_tried_in_turn(
     assert len(spy.method_calls) == before + 1  # a safe answer is not tried again
 
 
-class Reported(FakeListChatModel):
-    """Answers with the given reports."""
-
-    reports: list[dict[str, Any]]
-
-    def _generate(self, *args: Any, **options: Any) -> Any:
-        number = self.i
-        result = super()._generate(*args, **options)
-        result.generations[0].message.response_metadata = {"cocoa_risk": self.reports[number]}
-        return result
-
-
 def test_risks_of_different_sources_are_not_compared_with_each_other_under_a_number() -> None:
-    def model(text: str, risk: float, source: str) -> Reported:
-        return Reported(responses=[text], reports=[made_report([risk], risk_source=source).to_dict()])
+    def model(text: str, risk: float, source: str) -> GenericFakeChatModel:
+        report = made_report([risk], risk_source=source).to_dict()
+        return GenericFakeChatModel(messages=repeat(AIMessage(text, response_metadata={"cocoa_risk": report})))
 
     first = model("first", 0.8, "calibrator")
     other, lower = model("other", 0.4, "source_attention"), model("lower", 0.7, "calibrator")

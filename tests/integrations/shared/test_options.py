@@ -247,7 +247,7 @@ def test_the_model_is_loaded_when_first_needed_and_shared(kind: Any, loads: list
 
 
 @pytest.mark.slow
-@each_model
+@each_kind
 def test_loading_options_reach_the_engine(kind: Any, loads: list[dict[str, Any]], tmp_path: Path) -> None:
     calibrator = save_calibrator(tmp_path / "risk.json", "quick")
     options: dict[str, Any] = {
@@ -435,14 +435,6 @@ def test_a_tokenizer_by_name_beside_a_model(folder: Path, engine: CocoaEngine) -
     assert llm.complete("ab").raw["usage"]["completion_tokens"] > 0  # type: ignore[index]
     with pytest.raises(ModelLoadError, match="/no/such"):
         CocoaLLM(model=engine.model, tokenizer_name="/no/such")
-
-
-def test_pickle_weights_are_read_only_if_allowed(folder: Path) -> None:
-    torch.save(tiny_model("llama").state_dict(), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelLoadError, match="allow_pickle=True"):
-        CocoaLLM(model_name=str(folder))
-    assert CocoaLLM(model_name=str(folder), allow_pickle=True, device_map=None).engine.model is not None
 
 
 VALUES: dict[str, Any] = {

@@ -100,24 +100,6 @@ def seeing_chat(quick_engine: CocoaEngine, tmp_path: Path) -> ChatCocoa:
     return ChatCocoa(engine=quick_engine, max_tokens=12, risk_metadata="full", decore_heads=heads)
 
 
-def test_documents_that_the_prompt_changes_are_not_cited(
-    seeing_chat: ChatCocoa, caplog: pytest.LogCaptureFixture
-) -> None:
-    chain = with_citations(
-        PROMPT,
-        seeing_chat,
-        min_attention=0.0,
-        format_documents=lambda documents: f"{documents[0].page_content.upper()}; {documents[1].page_content}",
-    )
-    message = chain.invoke(VALUES)
-    for span in to_dicts(get_spans(message)):
-        first, second, third = span["source_attentions"]
-        assert (first, third) == (None, None)
-        assert second > 0
-    assert {one["source"] for one in message.response_metadata["cocoa_citations"]} == {2}
-    assert caplog.text.count("some sources are not cited, because the prompt does not have") == 1
-
-
 @pytest.mark.parametrize("detail", ["full", "compact"])
 async def test_retries_and_streams_name_their_passages(detail: Any, seeing_chat: ChatCocoa) -> None:
     chat = seeing_chat.model_copy(update={"risk_metadata": detail})

@@ -192,17 +192,12 @@ def speaker(
     template: str = PLAIN,
     ends: bool = True,
     seed: int = 3,
-    marks: Sequence[str] = (),
     **runtime: Any,
 ) -> Speaker:
-    """A tiny engine that says a text, if one is given, whatever it is asked; its answers can end by themselves.
-
-    ``marks`` are special tokens of its own.
-    """
+    """A tiny engine that says a text, if one is given, whatever it is asked; its answers can end by themselves."""
     tokenizer = tiny_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": [*marks]})
     tokenizer.chat_template = template
-    model = tiny_model("llama", seed=seed, vocab_size=len(tokenizer), max_position_embeddings=4096)
+    model = tiny_model("llama", seed=seed, max_position_embeddings=4096)
     if not ends:
         model.generation_config.eos_token_id = model.config.eos_token_id = None
         tokenizer.eos_token = None

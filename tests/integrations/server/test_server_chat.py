@@ -223,22 +223,6 @@ async def test_calls_in_a_stream(hermes: Speaker, monkeypatch: pytest.MonkeyPatc
     assert [call["id"] for call in end["delta"]["cocoa_risk"]["tool_calls"]] == ids
 
 
-@pytest.mark.parametrize(("reason", "options"), [("tool_calls", {}), ("stop", {"tool_choice": "none"})])
-async def test_a_call_that_begins_with_the_end_of_a_turn(reason: str, options: dict[str, Any]) -> None:
-    engine = speaker(template=tool_templates.DERIVED["end before a call"], marks=("<|end|>", "<|role|>"))
-    call = '<|end|>\n\nfunction call<|role|>\n{"name": "move", "arguments": {"up": true, "unit": "km"}}'
-    engine.says = f"Well.{call}<|end|>\nMore."
-    body = {"tools": [MOVE], "max_tokens": 200, **options}
-    [choice] = (await chat(engine, **body))["choices"]
-    called = [json.loads(call["function"]["arguments"]) for call in choice["message"].get("tool_calls", [])]
-    assert (choice["message"]["content"], choice["finish_reason"]) == ("Well.", reason)
-    assert called == ([{"up": True, "unit": "km"}] if reason == "tool_calls" else [])
-    events = await chunks(engine, **body)
-    assert (joined(events), events[-1]["choices"][0]["finish_reason"]) == ("Well.", reason)
-    arguments = "".join(delta["function"]["arguments"] for delta in deltas_of(events))
-    assert arguments == (json.dumps(called[0]) if called else "")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "reason", "names"),

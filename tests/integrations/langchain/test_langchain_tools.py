@@ -204,7 +204,6 @@ def test_what_cannot_be_done_is_told_at_once(quick_chat: ChatCocoa) -> None:
             quick_chat.bind_tools([get_weather], **{name: value})
     for schema, options, message in (
         (City, {"method": "json_node"}, "did you mean 'json_mode'"),
-        (None, {}, "takes a schema"),
         (City, {"stric": True}, "unknown option 'stric'"),
         ({"title": 3, "type": "object"}, {"method": "function_calling"}, "tools: number 0 is not"),
     ):
@@ -265,26 +264,6 @@ def test_the_middleware_checks_a_nested_value_if_it_is_named() -> None:
 @dataclass
 class Spot:
     city: str
-
-
-class Unbuilt:
-    def __get_pydantic_core_schema__(self, *_: Any) -> Any:
-        raise LookupError("an error of a user's type")
-
-
-NO_SCHEMAS = ['{"type": "object"}', "city", 5, Spot("Oslo"), Unbuilt, Ellipsis]
-
-
-@pytest.mark.parametrize("form", [*NO_SCHEMAS, {1: 2}, [get_weather], None])
-def test_whatever_is_no_tool_is_told_in_our_words(chat: ChatCocoa, form: Any) -> None:
-    with pytest.raises(ConfigError):
-        chat.bind_tools([form])
-
-
-@pytest.mark.parametrize("form", [*NO_SCHEMAS, [get_weather], None])
-def test_whatever_is_no_schema_is_told_in_our_words(chat: ChatCocoa, form: Any) -> None:
-    with pytest.raises(ConfigError):
-        chat.with_structured_output(form)
 
 
 @pytest.mark.parametrize("tools", [get_weather, {"type": "function"}, "tools", Spot, len, 5, Ellipsis])

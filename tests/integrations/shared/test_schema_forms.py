@@ -362,11 +362,23 @@ RESPONSE_FORMATS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "name": ({"name": "person", "schema": PERSON}, *PEOPLE),
     "type": ({"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}, *PEOPLE),
 }
+
+
+class Unbuilt:
+    def __get_pydantic_core_schema__(self, *_: Any) -> Any:
+        raise LookupError("an error of a user's type")
+
+
 NOT_SCHEMAS = [
     3,
     None,
     "Plain",
+    '{"type": "object"}',
+    [tool(function)],
+    Ellipsis,
     object(),
+    PlainData("A", 3),
+    Unbuilt,
     Callable[[int], int],
     functools.partial(function, "A"),
     type("Bare", (), {}),
@@ -557,6 +569,7 @@ def test_what_has_no_schema_is_refused_when_it_is_bound(form: Any) -> None:
         *((form, "not object") for form in (Size, Listed, {"title": "P", "type": "array"})),
         ({"name": "p", "parameters": {"type": "string"}}, "not object"),
         *(({"type": kind, "name": "search"}, "is not a tool") for kind in ("web_search_20250305", "mcp")),
+        *((form, "is not a tool") for form in ({1: 2}, Unbuilt)),
     ],
 )
 def test_a_tool_takes_an_object(form: Any, words: str) -> None:

@@ -7,6 +7,13 @@ LLAMA_CALLS = CallFormat(before='{"name": "', between='", "parameters": ', after
 MISTRAL_CALLS = CallFormat("[TOOL_CALLS] [", '{"name": "', '", "arguments": ', "}", ", ", "]")
 """Those of Mistral's models up to 2024."""
 
+PARAMETERS = {
+    "type": "object",
+    "properties": {"up": {"type": "boolean"}, "unit": {"enum": ["m", "km"]}},
+    "required": ["up", "unit"],
+}
+MOVE = {"type": "function", "function": {"name": "move", "description": "Move.", "parameters": PARAMETERS}}
+
 HERMES = """{% if tools %}<|im_start|>system
 {% if messages[0].role == 'system' %}{{ messages[0].content }}
 

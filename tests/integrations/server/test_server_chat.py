@@ -16,16 +16,11 @@ from tests.helpers.in_threads import happens
 from tests.helpers.inside import Gate, gated
 from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, READS_REASONING, Speaker, speaker
 from tests.helpers.served import ASKED, CHAT, COMPLETIONS, HELLO, Exchange, chat, chunks, joined, post, refusal, text_of
+from tests.helpers.tool_templates import MOVE, PARAMETERS
 
 LIMIT = 24
 WITHOUT_EFFECT = {"best_of": 1, "suffix": "", "presence_penalty": 0, "logit_bias": {}, "user": "me", "unheard_of": [1]}
 
-PARAMETERS = {
-    "type": "object",
-    "properties": {"up": {"type": "boolean"}, "unit": {"enum": ["m", "km"]}},
-    "required": ["up", "unit"],
-}
-MOVE = {"type": "function", "function": {"name": "move", "description": "Move.", "parameters": PARAMETERS}}
 CALL = '<tool_call>\n{"name": "move", "arguments": {"up": true, "unit": "km"}}\n</tool_call>'
 
 

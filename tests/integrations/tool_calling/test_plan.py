@@ -27,13 +27,8 @@ from tests.helpers import tool_templates
 from tests.helpers.mutations import fuzz
 from tests.helpers.served import post
 from tests.helpers.tiny_models import engine_for_schemas, tiny_model, tiny_tokenizer
+from tests.helpers.tool_templates import MOVE, PARAMETERS
 
-PARAMETERS = {
-    "type": "object",
-    "properties": {"up": {"type": "boolean"}, "unit": {"enum": ["m", "km"]}},
-    "required": ["up", "unit"],
-}
-MOVE = {"type": "function", "function": {"name": "move", "description": "Move.", "parameters": PARAMETERS}}
 STOP = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"type": "function", "id": "abc123def", "function": {"name": "move", "arguments": {"up": True, "unit": "km"}}}
 TALK: list[dict[str, Any]] = [

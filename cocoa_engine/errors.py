@@ -87,7 +87,7 @@ def short_repr(value: object) -> str:
 
 def safe_logger(name: str) -> logging.Logger:
     """The logger of a module. Its arguments may be foreign text: each one is shown like the message of an error."""
-    logger = logging.getLogger(name)
+    logger = logging.getLogger(name)  # noqa: TID251
     logger.addFilter(_make_safe)
     return logger
 

@@ -41,8 +41,9 @@ def quiet_torchao() -> Iterator[None]:
 
     with ExitStack() as stack:
         for name in ("torchao", "torch.utils._pytree"):
-            logging.getLogger(name).addFilter(drop)
-            stack.callback(logging.getLogger(name).removeFilter, drop)
+            logger = logging.getLogger(name)  # noqa: TID251 - of another package
+            logger.addFilter(drop)
+            stack.callback(logger.removeFilter, drop)
         yield
 
 

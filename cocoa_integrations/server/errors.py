@@ -252,7 +252,8 @@ def unhandled_logged(shows_texts: Callable[[], bool]) -> Iterator[None]:
             log_unexpected(unhandled.exc_value, with_message=shows_texts())
 
     before = warnings.showwarning, threading.excepthook, sys.unraisablehook
-    loggers = [logging.getLogger(name) for name in (None, *log_config(shows_texts)["loggers"])]
+    names = (None, *log_config(shows_texts)["loggers"])
+    loggers = [logging.getLogger(name) for name in names]  # noqa: TID251 - gives them their handlers back
     states = [(channel, channel.handlers[:], channel.level, channel.propagate) for channel in loggers]
     warnings.showwarning, threading.excepthook, sys.unraisablehook = show, log, log
     try:

@@ -558,28 +558,11 @@ def test_control_characters_in_json_of_commands(capsys: pytest.CaptureFixture[st
     assert "é\u200d\U0001f600" in printed
 
 
-def modules_with(pattern: str) -> set[str]:
+def test_consoles_of_all_modules_show_control_characters() -> None:
     folders = [Path(package.__path__[0]) for package in (cocoa_engine, cocoa_integrations)]
-    return {
-        file.relative_to(folder.parent).as_posix()
-        for folder in folders
-        for file in folder.rglob("*.py")
-        if re.search(pattern, file.read_text(encoding="utf-8"))
-    }
-
-
-OTHER_LOGGERS = {
-    "cocoa_engine/errors.py": "defines safe_logger",
-    "cocoa_engine/memory.py": "drops lines of other packages",
-    "cocoa_integrations/server/errors.py": "gives loggers their handlers back",
-    # the server writes whole prompts and tracebacks, which a safe logger would shorten
-    "cocoa_integrations/server/record.py": "calls safe for prompts and answers; the rest is made by the server",
-}
-
-
-def test_loggers_and_consoles_of_all_modules_show_control_characters() -> None:
-    assert modules_with(r"\bgetLogger\b") == OTHER_LOGGERS.keys()
-    assert modules_with(r"\bConsole\(") == {"cocoa_engine/rendering/documents.py"}  # of text that is safe
+    files = [file for folder in folders for file in folder.rglob("*.py")]
+    makers = [file for file in files if re.search(r"\bConsole\(", file.read_text(encoding="utf-8"))]
+    assert makers == [folders[0] / "rendering/documents.py"]  # of text that is safe
     assert isinstance(progress_console(), SafeConsole)
 
 

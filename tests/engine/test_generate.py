@@ -1,6 +1,5 @@
 """The engine's public contract on the real model, the consistency of sampled answers, and answers that stop early."""
 
-import asyncio
 import math
 import threading
 import warnings
@@ -13,15 +12,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from llama_index.core.llms import ChatMessage
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Consistency, Generation, Runtime, Span, Timeline
 from cocoa_engine.consistency import compare
 from cocoa_engine.errors import PromptError
 from cocoa_engine.execution import session
 from cocoa_engine.text_matching import content_words, support, token_f1
-from cocoa_integrations.langchain import ChatCocoa, get_risk
-from cocoa_integrations.llama_index import CocoaLLM
 from tests.helpers.alike import assert_alike, near
 from tests.helpers.family_gguf import write_tiny_gguf
 from tests.helpers.in_threads import Asks, join, start, wait_until
@@ -523,31 +519,3 @@ def test_the_limit_of_the_setting_and_of_a_scored_text() -> None:
     for limit, reached in ((span.risk, True), (math.nextafter(span.risk, 2), False)):
         (again,) = engine.score(RING, "a thing", max_risk=limit).spans
         assert again.reaches_max_risk == reached
-
-
-def test_answers_streams_and_batches_of_the_adapters(engine: CocoaEngine) -> None:
-    question, short = "Who invented the telephone?", {"max_new_tokens": 12}
-    asked = [{"role": "user", "content": question}]
-    expected, full = engine.chat(asked, max_risk=0.1, **short), engine.chat(asked, **short)
-    assert_stopped_as(expected, full, 0.1)
-    assert len(expected.spans) < len(full.spans)
-    model, llm = ChatCocoa(engine=engine, **short), CocoaLLM(engine=engine, **short)
-    first, *more = model.stream(question, max_risk=0.1)
-    for message in (
-        model.invoke(question, max_risk=0.1),
-        asyncio.run(ChatCocoa(engine=engine, max_risk=0.1, **short).ainvoke(question)),
-        *model.batch([question] * 2, max_risk=0.1),
-        sum(more, first),  # type: ignore[arg-type]
-    ):
-        assert (message.text, message.response_metadata["finish_reason"]) == (expected.text, "risk")
-        assert get_risk(message).to_dict()["spans"][-1]["reaches_max_risk"] is True
-    messages = [ChatMessage(content=question)]
-    *_, last = llm.stream_chat(messages, max_risk=0.1)
-    for answer in (
-        llm.chat(messages, max_risk=0.1),
-        asyncio.run(CocoaLLM(engine=engine, max_risk=0.1, **short).achat(messages)),
-        last,
-    ):
-        assert (answer.message.content, answer.raw["finish_reason"]) == (expected.text, "risk")
-        assert answer.raw["cocoa_risk"]["spans"][-1]["reaches_max_risk"] is True
-    assert model.invoke(question).response_metadata["finish_reason"] == "length"

@@ -126,14 +126,18 @@ def common(answer: Any) -> list[Any]:
 # What comes back.
 
 
-async def answers(model: Any) -> list[list[Any]]:
-    """Whole answers and streams, sync and async."""
+async def answers(model: Any, **options: Any) -> list[list[Any]]:
+    """Whole answers, those of a batch, and streams, sync and async."""
     if isinstance(model, ChatCocoa):
-        streams = [[*model.stream(QUESTION)], [chunk async for chunk in model.astream(QUESTION)]]
-        return [[model.invoke(QUESTION)], [await model.ainvoke(QUESTION)], *streams]
-    asked = [ChatMessage(QUESTION)]
-    streams = [[*model.stream_chat(asked)], [chunk async for chunk in await model.astream_chat(asked)]]
-    return [[model.chat(asked)], [await model.achat(asked)], *streams]
+        whole = [model.invoke(QUESTION, **options), await model.ainvoke(QUESTION, **options)]
+        whole += model.batch([QUESTION] * 2, **options)
+        streams = [[*model.stream(QUESTION, **options)], [part async for part in model.astream(QUESTION, **options)]]
+    else:
+        asked = [ChatMessage(QUESTION)]
+        whole = [model.chat(asked, **options), await model.achat(asked, **options)]
+        astream = await model.astream_chat(asked, **options)
+        streams = [[*model.stream_chat(asked, **options)], [part async for part in astream]]
+    return [*([answer] for answer in whole), *streams]
 
 
 def pieces(chunks: list[Any]) -> list[Any]:
@@ -160,9 +164,21 @@ async def test_the_report_is_that_of_the_model_in_this_process(
             assert remote[-1].chunk_position == "last"
             own, remote = [joined(own)], [joined(remote)]
         assert_same(own[-1], remote[-1])
-        if "max_risk" in settings:
-            assert "risk" in common(remote[-1])
-            assert get_risk(remote[-1]).spans[-1].reaches_max_risk
+
+
+@each_kind
+async def test_answers_end_at_the_risk_of_the_model_or_of_a_call(kind: Any, engine: CocoaEngine, url: str) -> None:
+    expected = engine.chat([{"role": "user", "content": QUESTION}], max_risk=0.3, max_new_tokens=40)
+    limited = here_and_there(engine, url, kind, max_tokens=40, max_risk=0.3)
+    models = here_and_there(engine, url, kind, max_tokens=40)
+    of_models = [await answers(model) for model in limited]
+    of_calls = [await answers(model, max_risk=0.3) for model in models]
+    for found in itertools.chain(*of_models, *of_calls):
+        answer = joined(found) if kind is ChatCocoa else found[-1]
+        text = answer.text if kind is ChatCocoa else answer.message.content
+        assert (text, common(answer)[-1], expected.finish_reason) == (expected.text, "risk", "risk")
+        assert get_risk(answer).spans[-1].reaches_max_risk
+    assert {common(ask(model, QUESTION))[-1] for model in models} == {"length"}
 
 
 @pytest.mark.parametrize("detail", ["full", "compact", "none"])

@@ -32,8 +32,8 @@ from cocoa_engine.model.configs import Windows, context_window_of
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import CaptureSpec, FinalLayer, LanguageModel
 from tests.helpers import in_threads
-from tests.helpers.alike import assert_all_alike
-from tests.helpers.backends import LINEAR_BACKENDS, PROMPTS, WANTED, close_to, made, opened, plain, same, shared, step
+from tests.helpers.alike import assert_alike, assert_all_alike, near
+from tests.helpers.backends import LINEAR_BACKENDS, PROMPTS, WANTED, close_to, made, opened, plain, shared, step
 from tests.helpers.family_gguf import write_family
 from tests.helpers.inside import backend_inside, record, use_backend
 from tests.helpers.tiny_models import ARCHITECTURES, EOS, RECURRENT, tiny_model, tiny_tokenizer
@@ -115,7 +115,7 @@ def test_all_backends_agree(architecture: str) -> None:
             results[-1] += engine.generate_batch(PROMPTS, max_new_tokens=most, span_boundary=boundary)
     assert any(span.candidates for out in results[0] for span in out.spans)
     for first, second in itertools.pairwise(results):
-        assert all(same(a, b) for a, b in zip(first, second, strict=True))
+        assert_all_alike(first, second)
 
 
 @pytest.mark.parametrize(
@@ -272,10 +272,10 @@ def test_changed_weights_are_noticed(
     change(model)
     fresh = CocoaEngine(copy.deepcopy(model), tiny_tokenizer(), runtime=runtime)
     expected = fresh.generate(prompt, max_new_tokens=8)
-    assert not same(before, expected)
+    assert [span.score for span in before.spans] != near([span.score for span in expected.spans])
     for again in (engine, CocoaEngine(model, tiny_tokenizer(), runtime=runtime)):
         answer = again.generate(prompt, max_new_tokens=8)
-        assert same(answer, expected)
+        assert_alike(answer, expected)
         assert answer.usage.cached_tokens == 0
         if (linears, architecture) != ("bfloat16", "qwen3_moe"):  # rounding may change which experts a router takes
             assert again.info().forward == ("lean" if forward == "auto" else "modules")
@@ -347,7 +347,7 @@ def test_a_long_prompt_is_fed_in_chunks(architecture: str, monkeypatch: pytest.M
     whole = engine.generate_batch(PROMPTS, max_new_tokens=12)
     monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 5)
     chunked = engine.generate_batch(PROMPTS, max_new_tokens=12)
-    assert all(same(a, b) for a, b in zip(chunked, whole, strict=True))
+    assert_all_alike(chunked, whole)
     assert chunked[2].usage.forward_passes - whole[2].usage.forward_passes == len(PROMPTS[2]) // 5 - 1
 
 
@@ -360,7 +360,7 @@ def test_chunks_shrink_where_their_masks_would_grow(monkeypatch: pytest.MonkeyPa
     for cells in (1600, 1):
         passes.clear()
         monkeypatch.setattr(shared_cache, "MASK_CELLS", cells)
-        assert same(engine.generate(prompt, max_new_tokens=4), whole)
+        assert_alike(engine.generate(prompt, max_new_tokens=4), whole)
         widths = [each.widths[0] for each in passes if each.is_prompt]
         ends = list(itertools.accumulate(widths))
         assert ends[-1] == len(prompt)

@@ -32,9 +32,9 @@ from cocoa_engine.execution.forward.static import StaticLean
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.prompts import Passages
-from tests.helpers.alike import near
+from tests.helpers.alike import assert_all_alike, near
 from tests.helpers.attention import attention_weights, source_attention
-from tests.helpers.backends import LINEAR_BACKENDS, PROMPTS, made, same
+from tests.helpers.backends import LINEAR_BACKENDS, PROMPTS, made
 from tests.helpers.in_threads import join, start
 from tests.helpers.inside import use_backend
 from tests.helpers.libraries import needs_kernels
@@ -363,7 +363,7 @@ def test_the_engine_decodes_and_scores_as_with_the_modules(options: dict[str, An
         results.append((answers, scores))
     (answers, scores), (expected, expected_scores) = results
     assert any(span.candidates for answer in answers for span in answer.spans)
-    assert all(same(a, b) for a, b in zip(answers, expected, strict=True))
+    assert_all_alike(answers, expected)
     for one, other in zip(scores, expected_scores, strict=True):
         assert one.spans[0].log_prob == pytest.approx(other.spans[0].log_prob, abs=1e-3)
         assert [span.f_mlds for span in one.spans] == pytest.approx([span.f_mlds for span in other.spans], abs=1e-3)

@@ -20,7 +20,8 @@ from cocoa_engine.execution.forward import static
 from cocoa_engine.execution.forward.linears import FastLinear
 from cocoa_engine.execution.forward.static import StaticLean, StaticStore
 from cocoa_engine.model.language_model import CaptureSpec, FinalLayer, LanguageModel
-from tests.helpers.backends import PROMPTS, close_to, made, opened, plain, same, shared, step
+from tests.helpers.alike import assert_alike, assert_all_alike
+from tests.helpers.backends import PROMPTS, close_to, made, opened, plain, shared, step
 from tests.helpers.in_threads import together
 from tests.helpers.inside import use_backend
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -197,7 +198,7 @@ def test_whole_generations(architecture: str, boundary: str) -> None:
             results[-1] += [engine.generate(prompt, method=method, **settings) for prompt in PROMPTS]
         assert engine.info().forward == kind
     assert any(span.candidates for out in results[0] for span in out.spans)
-    assert all(same(a, b) for a, b in zip(*results, strict=True))
+    assert_all_alike(*results)
 
 
 def test_prefixes_of_other_sequences_are_copied_into_pooled_stores() -> None:
@@ -316,10 +317,9 @@ class TestOnAGpu:
             on.generate_batch(PROMPTS, max_new_tokens=40),
             [off.generate(prompt, max_new_tokens=40) for prompt in PROMPTS],
         ):
-            assert all(same(answer, other) for answer, other in zip(answers, expected, strict=True))
+            assert_all_alike(answers, expected)
         on_cpu = CocoaEngine(tiny_model("llama"), tiny_tokenizer()).generate_batch(PROMPTS, max_new_tokens=16)
-        for answer, other in zip(on.generate_batch(PROMPTS, max_new_tokens=16), on_cpu, strict=True):
-            assert same(answer, other)
+        assert_all_alike(on.generate_batch(PROMPTS, max_new_tokens=16), on_cpu)
         assert on.info().forward == "static_lean"
 
     @pytest.mark.parametrize("architecture", FAMILY)
@@ -352,7 +352,7 @@ class TestOnAGpu:
         monkeypatch.setattr(static.Step, "run", lambda step, lean: run(step, lean) or step.logits.sum().item())
         engine = CocoaEngine(cuda_model, tiny_tokenizer())
         for _ in range(2):
-            assert same(engine.generate(PROMPTS[0]), expected)
+            assert_alike(engine.generate(PROMPTS[0]), expected)
         (record,) = caplog.records
         assert "CUDA graphs" in record.getMessage()
         assert engine.info().forward == "lean"

@@ -486,9 +486,6 @@ def test_a_prompt_that_was_formatted_by_hand(engine: CocoaEngine) -> None:
         with pytest.raises(ConfigError, match="leave out messages_to_prompt"):
             ask(llm, **option)
     assert llm.complete("Hi").text == TEXT
-    for complete in (llm.complete, langchain.CocoaLLM(engine=engine).invoke):  # a text has no template
-        with pytest.raises(ConfigError, match="unknown option 'enable_thinking'"):
-            complete("Hi", enable_thinking=False)
 
 
 @pytest.mark.skipif(

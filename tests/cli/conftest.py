@@ -5,7 +5,6 @@ import os
 import pty
 import sys
 import termios
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +21,7 @@ from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.data import Question
 from cocoa_engine.lab.measured import question_config, question_prompt
 from tests.helpers.cocoa import Cocoa
+from tests.helpers.in_threads import join, start
 from tests.helpers.processes import read_terminal
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -112,8 +112,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callab
             monkeypatch.delenv(name, raising=False)
         for name, value in {"TERM": "xterm-256color", **environment}.items():
             monkeypatch.setenv(name, value)
-        reader = threading.Thread(target=read_terminal, args=(master, shown), daemon=True)
-        reader.start()
+        reader = start(lambda: read_terminal(master, shown))
         (tmp_path / "stdout").touch()
         if typed:
             os.write(master, "".join(f"{line}\n" for line in typed).encode() + b"\x04")
@@ -126,7 +125,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callab
             with pytest.raises(SystemExit) as end:
                 app(list(map(str, args)), prog_name="cocoa")
         os.close(slave)
-        reader.join(30)
+        join([reader])
         assert end.value.code == code, b"".join(shown)
         return b"".join(shown).decode(), (tmp_path / "stdout").read_text(encoding="utf-8")
 

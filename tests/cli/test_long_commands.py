@@ -40,6 +40,7 @@ from cocoa_engine.lab.measured import force, labelled_features, probe_layer
 from cocoa_engine.scoring.text_profile import Profiler
 from tests.helpers.alike import near
 from tests.helpers.cocoa import Cocoa, successful
+from tests.helpers.in_threads import wait_until
 from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -443,13 +444,15 @@ def test_the_bar_never_goes_back(stages: list[tuple[int, bool, bool]], data: st.
 
 def test_a_line_comes_while_one_step_hangs(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0.01)
-    said = ""
+    said: list[str] = []
+
+    def listened() -> bool:
+        said.append(capfd.readouterr().err)
+        return "".join(said).count("\n") >= 3
+
     with Progress("heads").stage("loading \x1b[31mmodel"):
-        deadline = time.monotonic() + 60
-        while said.count("\n") < 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
-            said += capfd.readouterr().err
-    assert said.splitlines()[:3] == ["heads: loading ␛[31mmodel, 0 s so far"] * 3
+        wait_until(listened)
+    assert "".join(said).splitlines()[:3] == ["heads: loading ␛[31mmodel, 0 s so far"] * 3
     threads = [thread.name for thread in threading.enumerate()]
     assert "cocoa-progress" not in threads
 
@@ -462,10 +465,8 @@ def test_a_closed_stderr_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(output, "_duration", describe)
     with Progress("ask").stage("loading"):
         stream.close()
-        before, deadline = describe.call_count, time.monotonic() + 60
-        while describe.call_count < before + 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert describe.call_count >= before + 3
+        before = describe.call_count
+        wait_until(lambda: describe.call_count >= before + 3)
 
 
 # --- commands

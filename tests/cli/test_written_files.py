@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,9 +21,10 @@ from cocoa_engine.errors import ConfigError, OutputError
 from cocoa_engine.files import append, draft_of, locked, open_in_place, require_writable, write_file
 from cocoa_engine.lab.fit_calibrator import verdict
 from tests.helpers.cocoa import Cocoa, assert_refused, press_ctrl_c, successful
+from tests.helpers.in_threads import join, start, together
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
 from tests.helpers.mutations import outcome
-from tests.helpers.processes import limited
+from tests.helpers.processes import LIMIT, limited
 
 
 @pytest.fixture(scope="module")
@@ -321,29 +321,19 @@ def test_strict_calibration_exits_with_1(cocoa: Cocoa, tmp_path: Path, engine: C
     assert strict.exit_code == (0 if found == "holds" else 1)
 
 
-LIMIT = 60.0
-"""Seconds after which a test counts as hanging."""
-
-
 @contextmanager
 def read_to_its_end(pipe: Path) -> Iterator[list[bytes]]:
     """A reader of a pipe. What it has read, up to the end, is in the list after the block."""
     read: list[bytes] = []
-    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
-    reader.start()
+    reader = start(pipe.read_bytes, read)
     yield read
-    reader.join(LIMIT)
-    assert not reader.is_alive()
+    join([reader])
 
 
 def within_limit(work: Callable[[], Any]) -> Any:
     """What a call returns that must not wait for anybody."""
-    done: list[Any] = []
-    thread = threading.Thread(target=lambda: done.append(outcome(work)), daemon=True)
-    thread.start()
-    thread.join(LIMIT)
-    assert done, "it hangs"
-    return done[0]
+    [done] = together([partial(outcome, work)])
+    return done
 
 
 @pytest.fixture

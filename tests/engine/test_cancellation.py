@@ -351,10 +351,6 @@ def test_a_divided_text_ends_while_its_candidates_grow() -> None:
     assert cancelled_at_each_pass(engine, [5, 6, 7], TEXTS[0], divide=True) > 3
 
 
-# pytest reports threads that end by SystemExit; Python does not
-SILENT = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-
-
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> CocoaEngine:
     """Of a process that may end."""
@@ -362,7 +358,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> CocoaEngine:
     return CocoaEngine(tiny_model("llama"), tiny_tokenizer())
 
 
-@SILENT
+# pytest reports threads that end by SystemExit; Python does not
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_daemon_thread_ends_silently_and_another_gets_an_error(
     tiny: CocoaEngine, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -387,7 +384,6 @@ def test_a_daemon_thread_ends_silently_and_another_gets_an_error(
     assert not interruptions._depths
 
 
-@SILENT
 def test_no_thread_waits_for_one_that_has_the_model(tiny: CocoaEngine) -> None:
     """The first one has the lock of the model for several passes, and the second one waits for it."""
     model = tiny.session.model
@@ -407,9 +403,7 @@ def test_no_thread_waits_for_one_that_has_the_model(tiny: CocoaEngine) -> None:
             with model.exclusive():
                 passes.append("of the second thread")
 
-    threads = [threading.Thread(target=work, daemon=True) for work in (hold, wait)]
-    for thread in threads:
-        thread.start()
+    threads = [start(hold), start(wait)]
     assert waits.wait(60)
     threading.Timer(0.2, ended.set).start()
     interruptions._end_work()

@@ -129,14 +129,12 @@ def common(answer: Any) -> list[Any]:
 async def answers(model: Any, **options: Any) -> list[list[Any]]:
     """Whole answers and streams, sync and async."""
     if isinstance(model, ChatCocoa):
-        whole = [model.invoke(QUESTION, **options), await model.ainvoke(QUESTION, **options)]
         streams = [[*model.stream(QUESTION, **options)], [part async for part in model.astream(QUESTION, **options)]]
-    else:
-        asked = [ChatMessage(QUESTION)]
-        whole = [model.chat(asked, **options), await model.achat(asked, **options)]
-        astream = await model.astream_chat(asked, **options)
-        streams = [[*model.stream_chat(asked, **options)], [part async for part in astream]]
-    return [*([answer] for answer in whole), *streams]
+        return [[model.invoke(QUESTION, **options)], [await model.ainvoke(QUESTION, **options)], *streams]
+    asked = [ChatMessage(QUESTION)]
+    astream = await model.astream_chat(asked, **options)
+    streams = [[*model.stream_chat(asked, **options)], [part async for part in astream]]
+    return [[model.chat(asked, **options)], [await model.achat(asked, **options)], *streams]
 
 
 def pieces(chunks: list[Any]) -> list[Any]:

@@ -41,11 +41,12 @@ def passage_attention(engine: CocoaEngine, generation: Generation, prompt: Promp
         return []
     require_fits(session.model, len(before), len(text))
     capture = capture_spec(session.model, config)._replace(early=(), masked=())
-    if not isinstance(session.backend, SharedCache):  # the others would run a pass for each token
+    backend = session.backend
+    if not isinstance(backend, SharedCache):  # the others would run a pass for each token
         scored = score_spans(session.model, before, text, lengths, config, capture, passages)
         return [span.passage_attention for span in scored]
     rows: list[Sequence[float]] = []
-    with fed(session.backend, before, [text], capture, passages=passages) as steps:
+    with fed(backend, before, [text], capture, passages=passages) as steps:
         for step in steps:
             rows += step.output.passages
     ranges = pairwise(accumulate(lengths, initial=0))

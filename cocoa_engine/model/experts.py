@@ -102,19 +102,19 @@ def fused(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def are_experts(module: nn.Module) -> bool:
     """Whether a module holds the weights of experts that :func:`stacks_of` can read."""
-    return _holds_experts(module) and obstacle(module) is None
+    return hold_experts(type(module)) and obstacle(module) is None
 
 
-def _holds_experts(module: nn.Module) -> bool:
-    kinds = type(module).__mro__
-    return SeparateExperts in kinds or any(
-        kind.__name__ in _FUSED and kind.__module__.startswith("transformers.") for kind in kinds
+def hold_experts(kind: type[nn.Module]) -> bool:
+    """Whether modules of a class hold the weights of experts."""
+    return SeparateExperts in kind.__mro__ or any(
+        base.__name__ in _FUSED and base.__module__.startswith("transformers.") for base in kind.__mro__
     )
 
 
 def obstacle(module: Any) -> str | None:
     """Why the experts of a module cannot be read, or ``None``. A module that holds none has no obstacle."""
-    if not _holds_experts(module):
+    if not hold_experts(type(module)):
         return None
     if getattr(module, "_is_expert_parallel", False):
         return "several processes share its experts"

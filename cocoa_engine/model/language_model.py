@@ -90,6 +90,12 @@ class LanguageModel:
                 self._hold(whole)
             return whole
 
+    def parts(self) -> tuple[list[nn.Module], list[Tensor]]:
+        """The modules and the weights that the model has now."""
+        modules = list(self.model.modules())
+        weights = (weight for module in modules for weight in module._parameters.values() if weight is not None)
+        return modules, list(dict.fromkeys(weights))
+
     @property
     def forward_parameters(self) -> frozenset[str]:
         self.whole()
@@ -227,6 +233,11 @@ def first_tensor(output: Any) -> Tensor:
         return output
     state = getattr(output, "last_hidden_state", None)
     return state if isinstance(state, Tensor) else output[0]
+
+
+def is_changed(module: nn.Module) -> bool:
+    """Whether a module has hooks of its forward pass, or another pass than its class."""
+    return bool(module._forward_hooks or module._forward_pre_hooks) or "forward" in module.__dict__
 
 
 def device_of(module: Any) -> torch.device:

@@ -59,7 +59,7 @@ def weight_fingerprint(tensors: Iterable[Tensor]) -> WeightFingerprint:
     held = [tensor.blocks if isinstance(tensor, BlockTensor) else tensor for tensor in tensors]
     versions = [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in held]
     views: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    with torch.no_grad():
+    with torch.inference_mode():  # views are made faster than without gradients alone
         for tensor in held:
             if is_plain(tensor):
                 views.setdefault((tensor.device, tensor.dtype), []).append(sampled(tensor))

@@ -222,22 +222,23 @@ def score(
         ids.append(token_ids)
         shown.append(shown_text)
     cancellation.check()  # what follows runs the model
-    measure = risk.measure(config, source, of_given_text=True)
+    backend = session.backend  # once for a call: it reads the model's state
+    measure = risk.measure(config, source, of_given_text=True, backend=backend)
     calibrator = measure.calibrator
     capture = capture_spec(model, config, calibrator)
     if method.needs_own_passes or (calibrator is not None and calibrator.heads):
-        require_ability(config.method, session.backend, capture, calibrator)
+        require_ability(config.method, backend, capture, calibrator)
     # the probabilities are those of the model's own distribution
     settings = (config, capture._replace(early=(), masked=()), passages, calibrator)
     if many and not divide:
-        scored = score_texts(session.backend, before, ids, *settings, cancellation=cancellation)
+        scored = score_texts(backend, before, ids, *settings, cancellation=cancellation)
         spans, passes = [[span] for span, _ in scored], [count for _, count in scored]
     else:
         spans = [score_spans(model, before, text, None if divide else [len(text)], *settings) for text in ids]
         passes = [1] * len(ids)
     if method.needs_own_passes:
         alone = [span for (span,) in spans]
-        scores = _rescored(session.backend, before, ids, config, capture, alone, cancellation)
+        scores = _rescored(backend, before, ids, config, capture, alone, cancellation)
         for number, (value, count) in enumerate(scores):
             spans[number] = [spans[number][0].model_copy(update={"score": value})]
             passes[number] += count

@@ -93,7 +93,7 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
             compared = model.model.checked
         else:
             model.whole()
-    prefix_cache_bytes = runtime.prefix_cache_mb * 2**20 if depends_on_weights_alone(model) else 0
+    prefix_cache_bytes = runtime.prefix_cache_mb * 2**20 if depends_on_weights_alone(model.parts()[0]) else 0
     with model.lock:
         graphs = runtime.cuda_graphs and model.device.type == "cuda"
         of_model = _tried.setdefault(model.model, {})
@@ -120,7 +120,8 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
 
 def state_of(model: LanguageModel) -> tuple[str | None, bool, WeightFingerprint]:
     """What the choice of a backend depends on. Equal if the model's weights and hooks are the same."""
-    return lean_obstacle(model), depends_on_weights_alone(model), weight_fingerprint(model.model.parameters())
+    modules, weights = parts = model.parts()
+    return lean_obstacle(model, parts), depends_on_weights_alone(modules), weight_fingerprint(weights)
 
 
 def _try_all(

@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cocoa_engine.errors import safe_logger
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, TokenTree
@@ -22,7 +22,7 @@ from cocoa_engine.execution.forward.base import Forward, KeyValues, Segment, Ste
 from cocoa_engine.execution.forward.source_attention import probe_of
 from cocoa_engine.interruptions import free_in_child
 from cocoa_engine.model import light_model
-from cocoa_engine.model.language_model import CaptureSpec, LanguageModel
+from cocoa_engine.model.language_model import CaptureSpec, is_changed
 
 logger = safe_logger(__name__)
 
@@ -103,16 +103,16 @@ _QUANTISERS = ("torchao.", "bitsandbytes.", "gptqmodel.", "awq.")
 _KNOWN_PACKAGES = ("transformers.", "transformers_modules.", "torch.", light_model.__name__, *_QUANTISERS)
 
 
-def depends_on_weights_alone(model: LanguageModel) -> bool:
+def depends_on_weights_alone(modules: Sequence[nn.Module]) -> bool:
     """Whether keys and values depend on the weights alone, and not on hooks or switchable adapters."""
-    for module in model.model.modules():
+    if not all(kind.__module__.startswith(_KNOWN_PACKAGES) for kind in set(map(type, modules))):
+        return False
+    for module in filter(is_changed, modules):
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if not all(str(getattr(hook, "__module__", "")).startswith(("transformers.", "torch.")) for hook in hooks):
             return False
-        kind = type(module).__module__
-        if not kind.startswith(_KNOWN_PACKAGES):
-            return False
-        if "forward" in module.__dict__ and not hasattr(module, "_hf_hook") and not kind.startswith("torch._dynamo"):
+        is_compiled = type(module).__module__.startswith("torch._dynamo")
+        if "forward" in module.__dict__ and not hasattr(module, "_hf_hook") and not is_compiled:
             return False  # hooks of accelerate only move tensors, and compiled models compute the same
     return True
 

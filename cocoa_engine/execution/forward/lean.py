@@ -24,7 +24,7 @@ from cocoa_engine.interruptions import check_current
 from cocoa_engine.model import experts, light_model
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.configs import Windows
-from cocoa_engine.model.language_model import CaptureSpec, LanguageModel
+from cocoa_engine.model.language_model import CaptureSpec, LanguageModel, is_changed
 
 FAMILY = tuple(
     f"{name}ForCausalLM"
@@ -265,11 +265,14 @@ class Lean(Forward):
         return KernelLayers(layers, self.norm, inner, self.windows, heads, self.eps, self.scale)
 
 
-def lean_obstacle(model: LanguageModel) -> str | None:
-    """Why a model does not qualify for the lean pass, such as another family or hooks. ``None`` if it qualifies."""
-    kind = model.architecture
-    if kind not in FAMILY or not _is_known(model.model, ("transformers.",)):
-        return f"{kind} is not of the Llama family"
+def lean_obstacle(model: LanguageModel, parts: tuple[list[nn.Module], list[Tensor]] | None = None) -> str | None:
+    """Why a model does not qualify for the lean pass, such as another family or hooks. ``None`` if it qualifies.
+
+    ``parts``: the model's, if the caller has them.
+    """
+    name = model.architecture
+    if name not in FAMILY or not _is_known(type(model.model), ("transformers.",)):
+        return f"{name} is not of the Llama family"
     config, rotary = model.config, cast(Any, model.decoder).rotary_emb
     if _activation(config) not in _ACTIVATIONS:
         return f"activation {_activation(config)!r}"
@@ -284,25 +287,29 @@ def lean_obstacle(model: LanguageModel) -> str | None:
         return "attention to later tokens"
     if _is_gemma(model) and model.dtype != torch.float32:
         return "norms that are computed in float32"
-    for module in model.model.modules():
+    modules, weights = parts or model.parts()
+    for module in filter(is_changed, modules):
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if any(getattr(hook, "__module__", None) != _IDLE_HOOKS for hook in hooks) or "forward" in module.__dict__:
             return "its modules have hooks"
-        is_known = _is_known(module, ("transformers.models.", "transformers.activations", "torch.nn."))
-        if not is_known and type(module) not in experts.OWN:
-            return f"it has an unknown module, {type(module).__name__}"
-        if isinstance(module, nn.Linear) and not linears.is_plain(module):
-            return "its linear layers are adapted or quantised"
+    kinds = dict.fromkeys(map(type, modules))
+    for kind in kinds:
+        is_known = _is_known(kind, ("transformers.models.", "transformers.activations", "torch.nn."))
+        if not is_known and kind not in experts.OWN:
+            return f"it has an unknown module, {kind.__name__}"
+    if not all(linears.is_plain(module) for module in modules if isinstance(module, nn.Linear)):
+        return "its linear layers are adapted or quantised"
+    for module in modules if any(map(experts.hold_experts, kinds)) else ():
         if (why := experts.obstacle(module)) is not None:
             return why
-    weights = list(model.model.parameters())
-    if len({(weight.device, weight.dtype) for weight in weights}) != 1 or weights[0].is_meta:
-        return "its weights are on several devices or have several dtypes"
+    with torch._C.DisableTorchFunctionSubclass():  # blocks answer through Python
+        if len({(weight.device, weight.dtype) for weight in weights}) != 1 or weights[0].is_meta:
+            return "its weights are on several devices or have several dtypes"
     return None
 
 
-def _is_known(module: nn.Module, packages: tuple[str, ...]) -> bool:
-    return type(module).__module__.startswith((*packages, light_model.__name__))
+def _is_known(kind: type[nn.Module], packages: tuple[str, ...]) -> bool:
+    return kind.__module__.startswith((*packages, light_model.__name__))
 
 
 def _activation(config: PreTrainedConfig) -> str:

@@ -142,12 +142,14 @@ def can_pack(dtype: torch.dtype = torch.float32) -> bool:
 
 
 def is_plain(layer: Any) -> bool:
-    """Whether a layer is an unmodified ``nn.Linear``: no adapter, no quantised weight, no replaced forward."""
+    """Whether a layer is an unmodified ``nn.Linear``: no adapter, no quantised weight, no replaced forward.
+
+    A parametrized one has a class of its own.
+    """
     return (
         type(layer) is nn.Linear
         and type(layer.weight) in (nn.Parameter, BlockTensor)
         and "forward" not in layer.__dict__
-        and not getattr(layer, "parametrizations", None)
     )
 
 

@@ -55,6 +55,12 @@ def short_hf(engine: CocoaEngine, max_length: int) -> HFLM:
     return HFLM(pretrained=engine.model, tokenizer=engine.tokenizer, batch_size=1, max_length=max_length - 1)
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness adds the installed packages to its results, which takes pip more than a second each time."""
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
+
+
 @pytest.fixture(scope="module")
 def hf(engine: CocoaEngine) -> HFLM:
     """The harness's own model on the same weights."""

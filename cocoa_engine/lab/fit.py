@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -263,6 +264,14 @@ class Fit:
         return risks if self.isotonic is None else self.isotonic.predict(risks)
 
 
+@cache
+def _thread_pools() -> Any:
+    """Those of the libraries of this process, which are looked for once."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
 def fit_only(items: LabelledFeatures, *, isotonic: bool = False) -> Fit:
     """Fit some items, without a validation."""
     from sklearn.isotonic import IsotonicRegression
@@ -271,7 +280,6 @@ def fit_only(items: LabelledFeatures, *, isotonic: bool = False) -> Fit:
     from sklearn.model_selection import cross_val_predict
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
-    from threadpoolctl import threadpool_limits
 
     direction = None
     if items.states is not None:
@@ -285,7 +293,7 @@ def fit_only(items: LabelledFeatures, *, isotonic: bool = False) -> Fit:
         return float(log_loss(items.labels, risks))
 
     # The optimizer's steps are small: several threads wait for each other longer than they compute.
-    with threadpool_limits(limits=1, user_api="blas"):
+    with _thread_pools().limit(limits=1, user_api="blas"):
         models = [
             make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
             for strength in INVERSE_STRENGTHS

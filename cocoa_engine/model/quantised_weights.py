@@ -83,7 +83,8 @@ def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) ->
         is_matrix = path in matrices and len(shape) == 2
         block = _kind(kind, shape[1], is_inside=matrices[path]) if is_matrix else None
         _put(model, path, _whole(weight) if block is None else quantised(weight, block))
-        release_free_memory()
+        if math.prod(shape) > _AT_ONCE:  # looking for free memory takes longer than packing a small tensor
+            release_free_memory()
 
     for file in files:
         with safe_open(file, framework="pt") as tensors:

@@ -114,9 +114,15 @@ class FullForward:
         if (tuple(prompt), tuple(answer)) not in self.done:
             logits, hidden, before_norm = self._forward([*prompt, *answer], len(prompt))
             for t in range(len(answer) + 1):
-                known = (logits[t : t + 1], hidden[:, :t], before_norm[:t])
+                known = (logits[t : t + 1], hidden[:, : t + 1], before_norm[:t])
                 self.done.setdefault((tuple(prompt), tuple(answer[:t])), known)
-        return self.done[tuple(prompt), tuple(answer)]
+        logits, hidden, before_norm = self.done[tuple(prompt), tuple(answer)]
+        return logits, hidden[:, 1:], before_norm
+
+    def last(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
+        """Hidden states of the last token, ``[L + 1, d]``."""
+        self(prompt, answer)
+        return self.done[tuple(prompt), tuple(answer)][1][:, -1]
 
     def foresee(self, prompt: Sequence[int], answer: Generation) -> None:
         """Pass over the longest sequences that a reference meets if the answer is right: their beginnings are free."""
@@ -130,6 +136,7 @@ class FullForward:
 
     @torch.no_grad()
     def _forward(self, token_ids: list[int], start: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits and hidden states from the prompt's last token on, and the states before the norm after it."""
         before_norm: list[Tensor] = []
 
         def keep(_module: Any, _inputs: Any, output: Any) -> None:
@@ -148,7 +155,7 @@ class FullForward:
             layers = [self.model.get_input_embeddings()(ids), *layers[:-2], layers[-1]]
         if len(layers) != self.num_layers + 1:
             raise AssertionError(f"{len(layers)} hidden states of a model with {self.num_layers} layers")
-        hidden = torch.stack([layer[0, start:].float() for layer in layers])
+        hidden = torch.stack([layer[0, start - 1 :].float() for layer in layers])
         logits = output.logits[0] if kept else output.logits[0, start - 1 :]
         return logits.float(), hidden, before_norm[-1][0, start:].float()
 
@@ -192,6 +199,10 @@ class Reference:
         self.eos = {tokenizer.eos_token_id, *([] if eos is None else [eos] if isinstance(eos, int) else eos)}
 
     # The walk of the method.
+
+    def foresee(self, prompt: Sequence[int], answer: Generation) -> None:
+        """As :meth:`FullForward.foresee`."""
+        self.full_forward.foresee(prompt, answer)
 
     def generate(self, prompt: Sequence[int]) -> ReferenceGeneration:
         self.prompt = list(prompt)

@@ -1,6 +1,5 @@
 """Naive decoders of the rival methods, from their formulas: full forward passes, and hooks where heads are masked."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -9,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.helpers.reference import Branch, Reference, ReferenceGeneration, ReferenceSpan
+from cocoa_engine.results import Generation
+from tests.helpers.reference import Branch, FullForward, Reference, ReferenceGeneration, ReferenceSpan
 
 
 class Contrasting(Reference):
@@ -74,12 +74,11 @@ class DolaReference(Contrasting):
 
     @torch.no_grad()
     def measured(self, answer: Sequence[int]) -> Tensor:
-        ids = torch.tensor([[*self.prompt, *answer]])
-        output = self.model(ids, output_hidden_states=True, use_cache=False)
-        final = output.logits[0, -1].double().log_softmax(-1)
+        final = self.full_forward(self.prompt, answer)[0][0].double().log_softmax(-1)
+        states = self.full_forward.last(self.prompt, answer)
         best, chosen = -1.0, final
         for layer in self.layers:
-            logits = self.model.get_output_embeddings()(output.hidden_states[layer][0, -1])
+            logits = self.model.get_output_embeddings()(states[layer])
             early = logits.double().log_softmax(-1)
             middle = (final.exp() + early.exp()) / 2
             # F.kl_div(a, b) is KL(b || exp(a))
@@ -97,20 +96,41 @@ class DolaReference(Contrasting):
         return distance >= 0
 
 
-class DecoreReference(Contrasting):
-    """(1 + a) log p - a log p_masked, normalised; the masked model reads the prompt's last token and the answer."""
+class MaskedForward(FullForward):
+    """Passes of the model with masked heads, which reads the prompt's last token and the answer."""
 
-    heads: Sequence[tuple[int, int]] = ()
+    def __init__(self, model: Any, heads: Sequence[tuple[int, int]]) -> None:
+        super().__init__(model)
+        self.heads = heads
 
     @torch.no_grad()
-    def measured(self, answer: Sequence[int]) -> Tensor:
-        log_p = self.full_forward(self.prompt, answer)[0][0].double().log_softmax(-1)
-        cache = None
-        if len(self.prompt) > 1:
-            cache = copy.deepcopy(self.model(torch.tensor([self.prompt[:-1]]), use_cache=True).past_key_values)
+    def _forward(self, token_ids: list[int], start: int) -> tuple[Tensor, Tensor, Tensor]:
+        read = torch.tensor([token_ids[: start - 1]])
+        keys_and_values = self.model(read, use_cache=True).past_key_values if start > 1 else None
+        rest = torch.tensor([token_ids[start - 1 :]])
         with masked(self.model, self.heads):
-            output = self.model(torch.tensor([[self.prompt[-1], *answer]]), past_key_values=cache, use_cache=True)
-        log_masked = output.logits[0, -1].double().log_softmax(-1)
+            logits = self.model(rest, past_key_values=keys_and_values, use_cache=True).logits[0]
+        return logits, torch.empty(0, 0), torch.empty(0)
+
+
+class DecoreReference(Contrasting):
+    """(1 + a) log p - a log p_masked, normalised."""
+
+    masked_forward: MaskedForward
+
+    def foresee(self, prompt: Sequence[int], answer: Generation) -> None:
+        super().foresee(prompt, answer)
+        self.masked_forward.foresee(prompt, answer)
+
+    def score(self, prompt: Sequence[int], given: Sequence[int]) -> ReferenceGeneration:
+        self.masked_forward(prompt, given)  # first: its beginnings are free
+        return super().score(prompt, given)
+
+    def measured(self, answer: Sequence[int]) -> Tensor:
+        log_p, log_masked = (
+            forward(self.prompt, answer)[0][0].double().log_softmax(-1)
+            for forward in (self.full_forward, self.masked_forward)
+        )
         entropy = -(log_p.exp() * log_p).sum()
         return ((1 + entropy) * log_p - entropy * log_masked).log_softmax(-1).float()
 
@@ -119,10 +139,6 @@ class DiverReference(Reference):
     """log p_S + w (log p(x | x, y, S) - log p(x | x, y)); log p_S alone where nothing competed."""
 
     reads = False
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.read_back = cache(self.log_prob_of_prompt)
 
     def risk_point(self, here: Branch, competing: list[int]) -> tuple[ReferenceSpan, Branch]:
         self.reads = True
@@ -139,16 +155,19 @@ class DiverReference(Reference):
     def score_of(self, branch: Branch, log_prob: float, mlds: float) -> float:
         if not self.reads:
             return log_prob
-        prompt, before = tuple(self.prompt), tuple(branch.before)
-        said = (*before, *branch.token_ids)
-        return log_prob + self.config.diver_weight * (self.read_back(prompt, said) - self.read_back(prompt, before))
+        texts = tuple(branch.before), (*branch.before, *branch.token_ids)
+        before, after = (log_prob_of_prompt(self.model, tuple(self.prompt), text) for text in texts)
+        return log_prob + self.config.diver_weight * (after - before)
 
-    @torch.no_grad()
-    def log_prob_of_prompt(self, prompt: tuple[int, ...], answer: tuple[int, ...]) -> float:
-        ids = torch.tensor([[*prompt, *answer, *prompt]])
-        log_p = self.model(ids, use_cache=False).logits[0].double().log_softmax(-1)
-        start = len(prompt) + len(answer)
-        return sum(float(log_p[start + number - 1, token]) for number, token in enumerate(prompt))
+
+@cache
+@torch.no_grad()
+def log_prob_of_prompt(model: Any, prompt: tuple[int, ...], answer: tuple[int, ...]) -> float:
+    """Of the prompt as it is read again after the answer. Many settings walk the same sequences."""
+    ids = torch.tensor([[*prompt, *answer, *prompt]])
+    start = len(prompt) + len(answer)
+    log_p = model(ids, use_cache=False).logits[0, start - 1 : -1].double().log_softmax(-1)
+    return sum(float(row[token]) for row, token in zip(log_p, prompt, strict=True))
 
 
 @contextmanager

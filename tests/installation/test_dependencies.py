@@ -195,8 +195,9 @@ def test_floors_are_the_lowest_versions_of_the_ranges() -> None:
 # --- with all packages, of which an adapter imports its own only, and without some
 
 PROGRAM = """
-import gc, sys
+import atexit, gc, sys
 gc.disable()  # nothing is done here but imports
+atexit.register(gc.freeze)  # nor at the end
 from importlib.abc import MetaPathFinder
 
 frameworks = {"langchain_core", "langchain", "langgraph", "openai", "llama_index"}

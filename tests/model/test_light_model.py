@@ -237,7 +237,8 @@ def test_the_second_start_of_the_embedded_model_imports_no_model_classes_and_no_
     assert same_tokenizer(second.tokenizer, first.tokenizer)
     assert second.model.name_or_path == first.model.name_or_path == second.model.config.name_or_path
     code = """
-import sys
+import atexit, gc, sys
+atexit.register(gc.freeze)  # or the end looks through all that was imported
 from cocoa_engine import CocoaEngine
 engines = [CocoaEngine.from_pretrained(sys.argv[1]), CocoaEngine.from_pretrained()]
 for engine in engines:

@@ -1,5 +1,6 @@
 """Comparing answers, their reports and their costs, but for rounding."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,6 +19,13 @@ def near(figures: Any) -> Any:
     return pytest.approx(figures, abs=ROUNDING, rel=ROUNDING)
 
 
+def is_near(one: Any, other: Any) -> bool:
+    """Whether two figures, or two lists of them, are near: faster than :func:`near`, for thousands of them."""
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(is_near, one, other))
+    return one == other or math.isclose(one, other, rel_tol=ROUNDING, abs_tol=ROUNDING)
+
+
 def assert_alike(a: Generation, b: Generation) -> None:
     """The same tokens, spans and choices; figures are near."""
     assert (a.text, a.token_ids, a.finish_reason, a.config) == (b.text, b.token_ids, b.finish_reason, b.config)
@@ -32,7 +40,7 @@ def assert_alike(a: Generation, b: Generation) -> None:
 def _assert_alike(a: Span | Candidate, b: Span | Candidate) -> None:
     assert a.token_ids == b.token_ids
     for name in ("token_log_probs", "token_entropies", "token_margins", "con_mlds", "f_mlds", "log_prob", "score"):
-        assert getattr(a, name) == near(getattr(b, name)), name
+        assert is_near(getattr(a, name), getattr(b, name)), name
 
 
 def answers(result: Any) -> list[Generation]:

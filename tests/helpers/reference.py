@@ -22,7 +22,7 @@ from torch import Tensor
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.results import Generation
 from cocoa_engine.spans import Measured
-from tests.helpers.alike import near
+from tests.helpers.alike import is_near
 
 End = Literal["stop", "eos", "length"]
 Processor = Callable[[Tensor, Tensor], Tensor]  # ([1, T] ids, [1, V] scores) -> [1, V]
@@ -454,4 +454,4 @@ def assert_same(actual: Generation, expected: ReferenceGeneration) -> None:
 def assert_same_figures(actual: Measured, expected: Figures) -> None:
     assert actual.token_ids == expected.token_ids
     for name in ("token_log_probs", "token_entropies", "token_margins", "log_prob", "con_mlds", "f_mlds", "score"):
-        assert getattr(actual, name) == near(getattr(expected, name)), name
+        assert is_near(getattr(actual, name), getattr(expected, name)), name

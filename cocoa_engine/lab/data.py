@@ -9,7 +9,7 @@ from itertools import accumulate, groupby
 from operator import itemgetter
 from pathlib import Path
 from random import Random
-from typing import Annotated, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic import Field, RootModel, StrictBool, StrictInt
 
@@ -25,7 +25,7 @@ from cocoa_engine.lab.files import (
     read_text,
     suffix_of,
 )
-from cocoa_engine.text_matching import contains, normalized
+from cocoa_engine.text_matching import contains, declines, normalized
 
 __all__ = [
     "FORMATS",
@@ -146,7 +146,7 @@ class Question:
     Attributes:
         text: the question itself.
         context: the passage to answer from. `None`: the model answers from its own knowledge.
-        answers: an answer is right if it contains one of these, see :meth:`is_right`.
+        answers: the known answers; empty if the passage does not answer the question.
         group: questions with the same group are never divided between fitting and validation.
     """
 
@@ -164,8 +164,11 @@ class Question:
         return f"Passage: {self.context}\n\n{task}\nQuestion: {self.text}"
 
     def is_right(self, answer: str) -> bool:
-        """Whether an answer contains a known answer word for word, ignoring case, punctuation and articles."""
-        return contains(answer, self.answers)
+        """Whether an answer contains a known answer word for word, ignoring case, punctuation and articles.
+
+        Without a known answer, it is right if it says, in English, that the passage does not tell.
+        """
+        return contains(answer, self.answers) if self.answers else declines(answer)
 
 
 Record = TypeVar("Record", LabelledText, Question)
@@ -193,14 +196,11 @@ class _Passage(RowModel):
     text: str
 
 
-_Answers = Annotated[list[str], Field(min_length=1)]
-
-
 class _QuestionRow(RowModel):
     """A row of one's own. NQ has passages in ``ctxs``, of which the first is the context."""
 
     question: str
-    answers: _Answers
+    answers: list[str]
     context: str | None = None
     ctxs: list[_Passage] | None = None
     group: str | int | float | None = None
@@ -211,9 +211,9 @@ class _SwapRow(RowModel):
 
     question: str
     org_context: str
-    org_answer: _Answers
+    org_answer: list[str]
     sub_context: str
-    sub_answer: _Answers
+    sub_answer: list[str]
 
 
 def read_questions(path: str | Path) -> list[Question]:
@@ -241,8 +241,12 @@ def read_questions(path: str | Path) -> list[Question]:
             group = row.question if row.group is None else str(row.group)
             rows = [Question(row.question, context, tuple(row.answers), group)]
         for question in rows:
-            if not question.text.strip() or not any(normalized(answer) for answer in question.answers):
-                raise DataError(f"{where}: the question is empty, or none of its answers contains a word.")
+            unanswered = not question.answers and question.context is not None
+            if not question.text.strip() or not (unanswered or any(map(normalized, question.answers))):
+                raise DataError(
+                    f"{where}: the question is empty, or none of its answers contains a word. Only a question with a "
+                    "context may have no answers."
+                )
             questions.setdefault((question.text, question.context), question)
     if not questions:
         raise DataError(f"{path} has no questions.")

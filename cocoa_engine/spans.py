@@ -105,6 +105,8 @@ class Span(Measured):
     probe: float | None = None
     """Score of the calibrator's probe: the projection of the span's mean hidden state on the direction that separates
     hallucinated from supported spans. `None` without a calibrator that has a probe."""
+    answer_probe: float | None = None
+    """The same of the probe that separates wrong from right answers. An answer's score is the mean over its tokens."""
     top_log_probs: list[list[tuple[int, float]]] | None = None
     """With CocoaConfig.top_logprobs: for each token, the most probable tokens of the distribution that its
     log-probability was taken from, as ids with log-probabilities, most probable first. Fewer if fewer tokens are

@@ -133,8 +133,8 @@ class LabelledAnswers:
         answers_kept = AnswerCache(cache, "answers", engine, config) if cache and asks else None
         features: dict[Level, LabelledFeatures] = {}
         about: dict[Level, str] = {}
+        layer = probe_layer(engine.num_layers) if states else None
         if self.data is not None:
-            layer = probe_layer(engine.num_layers) if states else None
             as_fed: Any = {"chat": self.chat, "layer": layer, "cache": cache, "progress": progress}
             with measured.teacher_forced(engine, self.records, config, **as_fed) as answers:
                 features = labelled_features(answers, config, engine.num_layers)
@@ -142,7 +142,8 @@ class LabelledAnswers:
             about = dict.fromkeys(features, f"{self.data.name}, {len(self.records)} given answers, {how}")
         if self.questions is not None:
             with answering(len(self.asked)) as stage:
-                features["answer"] = own_answers(engine, self.asked, config, cache=answers_kept, advance=stage.advance)
+                kept: Any = {"cache": answers_kept, "advance": stage.advance}
+                features["answer"] = own_answers(engine, self.asked, config, layer=layer, **kept)
             about["answer"] = f"{self.questions.name}, the model's own answers to {len(self.asked)} questions"
         if self.self_made:
             made = made_questions(self.texts, number, self.seed)
@@ -255,6 +256,7 @@ def checked(
 
     closed_book = answers.asked and all(question.context is None for question in answers.asked)
     risks = {"span": calibrator.span, "answer": (calibrator.closed_book if closed_book else None) or calibrator.answer}
+    probes = {"span": calibrator.probe, "answer": calibrator.answer_probe}
     validations: dict[Level, Validation] = {}
     alike = {}
     for unit in LEVELS:
@@ -263,7 +265,7 @@ def checked(
         if items.labels.all() or not items.labels.any():
             alike[unit] = f"all are {'hallucinated' if items.labels.any() else 'supported'}"
         elif (risk := risks[unit]) is not None:
-            of_items = risks_of(risk, items, calibrator.probe)
+            of_items = risks_of(risk, items, probes[unit])
             validations[unit] = validate(items, of_items, draws=draws, seed=answers.seed)
     if not validations:
         reasons = "; ".join(f"{unit}s: {reason}" for unit, reason in alike.items())
@@ -305,8 +307,8 @@ def calibrate(
         bool,
         typer.Option(
             "--probe",
-            help="Also fit a probe, a direction of the model's hidden states. It improves the risk of spans of answers "
-            "like these, and makes it worse on others.",
+            help="Also fit a probe, a direction of the model's hidden states. It improves the risk of answers like "
+            "these, and makes it worse on others.",
         ),
     ] = False,
     isotonic: Annotated[bool, typer.Option("--isotonic", help="Add an isotonic map after the logistic model.")] = False,
@@ -351,7 +353,7 @@ def calibrate(
          "give --data PATH with labelled answers, --questions FILE for the model to answer, both, or --self"),
         (own and (data or questions), "--self makes its own questions: leave out --data and --questions"),
         (answers.documents is not None and not own, "--documents is for --self, which asks questions about them"),
-        (probe and not data, "--probe needs --data PATH with answers whose hallucinated parts are labelled"),
+        (probe and own, "--probe is fitted on labelled data: leave out --self"),
     ):  # fmt: skip
         if is_wrong:
             raise ConfigError(message)
@@ -380,7 +382,7 @@ def calibrate(
         chosen: dict[Level, Threshold | None] = {}
         notes: list[str] = []
         if calibrator is not None:
-            states = calibrator.probe is not None
+            states = bool(calibrator.probes)
             features, _ = measure(engine.with_calibrator(calibrator), states=states, last="computing")
             with progress.stage("computing"):
                 validations = checked(calibrator, str(check), features, answers, draws)

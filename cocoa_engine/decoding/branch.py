@@ -62,10 +62,9 @@ class Branch:
         contrasts: the contrast of each token, for a contrasting method.
         top: for each token, the most probable tokens at its position, if they are recorded.
         ends: for each token, the length of the text, in complete characters, after it.
-        hidden: ``[N + 1, d]`` float32, the states of layers m..n and the final one, summed over the fed tokens.
+        hidden: ``[captured layers + 1, d]`` float32, the captured states, summed over the fed tokens.
         source_attention: the source attention of each fed token; empty if the backend does not measure it.
         passage_attention: for each fed token, its attention on each passage; empty if there are none.
-        probe_scores: the score of the calibrator's probe for each fed token; empty without a probe.
         next: the distribution after the last fed token; `None` if no token may follow.
         ended: why no further token may follow; `None` if one may.
         at_boundary: whether it has reached its own boundary: its next risk point, the length limit, or its end.
@@ -82,7 +81,6 @@ class Branch:
     hidden: Tensor | None = None
     source_attention: list[float] = field(default_factory=list)
     passage_attention: list[Sequence[float]] = field(default_factory=list)
-    probe_scores: list[float] = field(default_factory=list)
     next: NextTokens | None = None
     ended: FinishReason | None = None
     at_boundary: bool = False
@@ -119,15 +117,13 @@ class Branch:
             self.top.append(list(following.top))
 
     def add_output(self, output: TokenOutput) -> None:
-        """Add the states, the source attention and the probe's score of a fed token."""
+        """Add the states and the source attention of a fed token."""
         assert output.hidden is not None
         self.hidden = output.hidden if self.hidden is None else self.hidden + output.hidden
         if output.source is not None:
             self.source_attention.append(output.source)
         if output.passages:
             self.passage_attention.append(output.passages)
-        if output.probe is not None:
-            self.probe_scores.append(output.probe)
 
     def cut(self, track: Detokenizer, outputs: Sequence[TokenOutput]) -> "Branch":
         """The first tokens of the branch, those of some outputs, as a branch that no token may follow.
@@ -142,10 +138,10 @@ class Branch:
         return branch
 
 
-def branch_mlds(branches: Sequence[Branch]) -> tuple[list[float], list[float]]:
-    """ConMLDS and fMLDS of each branch, from its states averaged over its tokens."""
+def pooled_states(branches: Sequence[Branch]) -> Tensor:
+    """The states of each branch averaged over its tokens, ``[captured layers + 1, B, d]``."""
     pooled = [mean_pooled_sum(branch.hidden, len(branch.token_ids)) for branch in branches if branch.hidden is not None]
-    return mlds(torch.stack(pooled, dim=1))
+    return torch.stack(pooled, dim=1)
 
 
 def passage_means(tokens: Sequence[Sequence[float]]) -> list[float]:

@@ -147,7 +147,7 @@ def make_request(
 ) -> Request:
     """Check a prompt and its settings, and make a request of them.
 
-    The arguments are those of :meth:`CocoaEngine.generate`. The calibrator's heads and its probe are measured.
+    The arguments are those of :meth:`CocoaEngine.generate`. The calibrator's heads and probes are measured.
     """
     if generation_config is not None:
         of_type(generation_config, GenerationConfig, "generation_config")
@@ -225,16 +225,15 @@ def capture_spec(model: LanguageModel, config: CocoaConfig, calibrator: RiskCali
             f"choose 0 <= m < n <= {model.num_layers}."
         )
     method = METHODS[config.method]
-    probe = None if calibrator is None else calibrator.probe
-    read = first if probe is None else probe.layer
+    read = [first, last, *(probe.layer for probe in (calibrator.probes if calibrator else {}).values())]
     return CaptureSpec(
-        min(first, read),
-        max(last, read),
+        min(read),
+        max(read),
         config.final_layer,
         early=method.early_layers(config, model),
         masked=method.masked_heads(config, model),
         source_heads=source_heads(config.decore_heads, model, None if calibrator is None else calibrator.heads),
-        window=None if first <= read <= last else (first, last),
+        window=None if first <= min(read) and max(read) <= last else (first, last),
     )
 
 

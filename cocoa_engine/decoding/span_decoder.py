@@ -15,15 +15,16 @@ from torch import Tensor
 from cocoa_engine.decoding.branch import (
     NOT_PLACED,
     Branch,
-    branch_mlds,
     log_prob_and_score,
+    mlds,
+    pooled_states,
     span_score,
     with_source_attention,
 )
 from cocoa_engine.decoding.next_tokens import NextTokens
 from cocoa_engine.decoding.request import Rules
 from cocoa_engine.decoding.speculation import AnswerHistory
-from cocoa_engine.decoding.token_feed import TokenFeed, TokenOutput
+from cocoa_engine.decoding.token_feed import MLDS_ALONE, StateReader, TokenFeed, TokenOutput
 from cocoa_engine.equations import may_be_kept, span_log_probs
 from cocoa_engine.execution.backends import FeedRequest, Path, StepOutput, TokenTree
 from cocoa_engine.methods import METHODS
@@ -41,6 +42,7 @@ class SpanDecoder:
         track: decodes the answer's tokens to text; no token has been pushed yet.
         feed: decides in which pass each token is fed.
         measure: computes the risk of a span, which ``max_risk`` limits; `None` if there is no limit.
+        states: divides the captured states.
 
     Attributes:
         decided: the finished spans, in order, without their texts and risks.
@@ -54,6 +56,7 @@ class SpanDecoder:
         track: Detokenizer,
         feed: TokenFeed,
         measure: RiskMeasure | None = None,
+        states: StateReader = MLDS_ALONE,
     ) -> None:
         self.prompt = list(prompt)
         self.rules, self.config, self.method = rules, rules.config, METHODS[rules.config.method]
@@ -61,7 +64,7 @@ class SpanDecoder:
         self.decided: list[Span] = []
         self.finish_reason: FinishReason | None = None
         self._token_ids = list(prompt)  # the prompt and the committed tokens
-        self._feed, self._measure = feed, measure
+        self._feed, self._measure, self._states = feed, measure, states
         self._history = AnswerHistory(self.prompt)
 
     def decode(self, tree: TokenTree, first: Tensor | None) -> Generator[FeedRequest, StepOutput, None]:
@@ -143,7 +146,7 @@ class SpanDecoder:
         ended = [bool(branch.ended) for branch in branches]
         log_probs = span_log_probs([branch.log_probs for branch in branches], self.config.span_log_prob, ended)
         start = len(self.track.text)
-        measured = zip(branches, log_probs, *branch_mlds(branches), pmi or [0.0] * len(branches), strict=True)
+        measured = zip(branches, log_probs, *self._mlds(branches), pmi or [0.0] * len(branches), strict=True)
         return [
             Candidate(
                 **branch.measured(),
@@ -211,7 +214,7 @@ class SpanDecoder:
         measured = candidate.con_mlds, candidate.f_mlds, candidate.log_prob, candidate.score
         if len(paths) < len(branch.token_ids):
             branch = branch.cut(self.track.fork(), [self._feed.output(path) for path in paths])
-            (con,), (f,) = branch_mlds([branch])
+            (con,), (f,) = self._mlds([branch])
             measured = con, f, *log_prob_and_score(self.config, branch.log_probs, con, f, pmi=pmi[chosen])
         if stop is not None:
             branch.ended = branch.ended or "stop"
@@ -221,10 +224,14 @@ class SpanDecoder:
     def _record_run(self, run: Branch) -> Branch:
         """Record a greedy run as a span unless it is empty. Returns a new, empty run."""
         if run.token_ids:
-            (con,), (f,) = branch_mlds([run])
+            (con,), (f,) = self._mlds([run])
             scored = log_prob_and_score(self.config, run.log_probs, con, f, contrasts=run.contrasts)
             self._record(run, (con, f, *scored))
         return Branch(run.track)
+
+    def _mlds(self, branches: Sequence[Branch]) -> tuple[list[float], list[float]]:
+        """ConMLDS and fMLDS of each branch."""
+        return mlds(self._states.of_mlds(pooled_states(branches)))
 
     def _record(
         self, branch: Branch, measured: Sequence[float], candidates: Sequence[Candidate] = (), chosen: int | None = None
@@ -245,8 +252,8 @@ class SpanDecoder:
             token_ends=branch.ends,
             token_copied=copied,
             preceding=before,
-            probe=sum(branch.probe_scores) / len(branch.probe_scores) if branch.probe_scores else None,
             top_log_probs=branch.top or None,
+            **{name: score for name, (score,) in self._states.probe_scores(pooled_states([branch])).items()},
         )
         span = with_source_attention(span, None if self._measure is None else self._measure.calibrator)
         self.decided.append(span)

@@ -136,13 +136,13 @@ class DecodeTask:
         states = StateReader.of(request.capture, self._measure.calibrator)
         feed = TokenFeed(
             request.prompt,
-            Distributions(request.rules, native=backend.native, states=states),
+            Distributions(request.rules, native=backend.native),
             session.runtime.draft_tokens,
             lambda: FREE_LEAVES // max(1, session.scheduler.running),
             backend.cost_of_a_row,
         )
         track = Detokenizer(session.tokens, request.rules.stop_texts)
-        self._decoder = SpanDecoder(request.prompt, request.rules, track, feed, self._measure)
+        self._decoder = SpanDecoder(request.prompt, request.rules, track, feed, self._measure, states)
         self._spans: list[Span] = []
         self._last: list[int] = []  # tokens, in which a loop is looked for
         self._loop: Generator[FeedRequest, StepOutput, None] | None = None

@@ -3,8 +3,8 @@
 These are guesses by prompt lookup, and the continuation of a leading branch.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -24,36 +24,39 @@ class StateReader:
 
     Attributes:
         window: the rows of the MLDS's layers m..n; `None` if no other layers are captured.
-        row, weights, intercept: the row that the probe reads, and its weights, ``[d]`` float32; `None` without a probe.
+        probes: for each field of a span that has a probe's score: the row that the probe reads, its weights, ``[d]``
+            float32, and its intercept.
     """
 
     window: slice | None = None
-    row: int = 0
-    weights: Tensor | None = None
-    intercept: float = 0.0
+    probes: Mapping[str, tuple[int, Tensor, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, spec: CaptureSpec, calibrator: RiskCalibrator | None) -> "StateReader":
-        """The reader of the states that ``spec`` captures, with the calibrator's probe."""
+        """The reader of the states that ``spec`` captures, with the calibrator's probes."""
         window = None
         if spec.window is not None:
             m, n = spec.window
             window = slice(m - spec.first, n - spec.first + 1)
-        probe = None if calibrator is None else calibrator.probe
-        if probe is None:
-            return cls(window)
-        return cls(window, probe.layer - spec.first, torch.tensor(probe.weights, device="cpu"), probe.intercept)
+        probes = {} if calibrator is None else calibrator.probes
+        return cls(
+            window,
+            {
+                name: (probe.layer - spec.first, torch.tensor(probe.weights, device="cpu"), probe.intercept)
+                for name, probe in probes.items()
+            },
+        )
 
     def of_mlds(self, states: Tensor) -> Tensor:
         """The states of layers m..n, then of the final layer: ``[N + 1, W, d]``."""
         return states if self.window is None else torch.cat([states[:-1][self.window], states[-1:]])
 
-    def probe_scores(self, states: Tensor) -> list[float] | None:
-        """The probe's score of each token or span; `None` without a probe. A span's is the mean of its tokens'."""
-        if self.weights is None:
-            return None
-        scores: list[float] = (states[self.row].float() @ self.weights.to(states.device) + self.intercept).tolist()
-        return scores
+    def probe_scores(self, states: Tensor) -> dict[str, list[float]]:
+        """The scores of W spans by each probe, by their field. A span's score is the mean of its tokens'."""
+        return {
+            name: (states[row].float() @ weights.to(states.device) + intercept).tolist()
+            for name, (row, weights, intercept) in self.probes.items()
+        }
 
 
 MLDS_ALONE = StateReader()  # reads states of which all are the MLDS's
@@ -65,11 +68,10 @@ class TokenOutput:
 
     Attributes:
         logits: ``[V]``; `None` if they are not needed any more.
-        hidden: ``[N + 1, d]``, the states of layers m..n and the final one; `None` for the prompt's last token.
+        hidden: ``[captured layers + 1, d]``, the captured states; `None` for the prompt's last token.
         others: ``[K, V]``, the logits that a contrasting method contrasts with; kept only together with ``logits``.
         source: the token's source attention; `None` if the backend does not measure it.
         passages: the token's attention on each passage; empty if there are none, or if it is not measured.
-        probe: the score of the calibrator's probe; `None` without one.
         next: the next-token distribution; `None` if logits processors still have to be applied or the token drawn,
             or if it is not finite.
     """
@@ -80,7 +82,6 @@ class TokenOutput:
     others: Tensor | None = None
     source: float | None = None
     passages: Sequence[float] = ()
-    probe: float | None = None
 
 
 class Distributions:
@@ -88,12 +89,10 @@ class Distributions:
 
     Args:
         native: rank tokens with the native kernel; see :func:`~cocoa_engine.decoding.next_tokens.next_tokens`.
-        states: divides the captured states.
     """
 
-    def __init__(self, rules: Rules, *, native: bool = False, states: StateReader = MLDS_ALONE) -> None:
+    def __init__(self, rules: Rules, *, native: bool = False) -> None:
         self.rules = rules
-        self._states = states
         self._method = METHODS[rules.config.method]
         self._count = max(2, rules.config.max_candidates, rules.config.top_logprobs)
         self._native = native
@@ -103,15 +102,14 @@ class Distributions:
     def outputs(self, step: StepOutput) -> list[TokenOutput]:
         """The output of a forward pass, split into one entry for each fed token."""
         source, passages = step.source, step.passages
-        hidden, probe = self._states.of_mlds(step.hidden), self._states.probe_scores(step.hidden)
         distributions = [None] * len(step.logits) if self._needs_paths else self._top(step.logits, step.others)
         outputs = []
         for row, distribution in enumerate(distributions):
             again = distribution is None or self._method.reads_back
             logits = step.logits[row] if again else None
             others = step.others[:, row] if again and step.others is not None else None
-            score = None if probe is None else probe[row]
-            outputs.append(TokenOutput(logits, hidden[:, row], distribution, others, source[row], passages[row], score))
+            hidden = step.hidden[:, row]
+            outputs.append(TokenOutput(logits, hidden, distribution, others, source[row], passages[row]))
         return outputs
 
     def after(self, prefix: Sequence[int], paths: Sequence[Path], outputs: Sequence[TokenOutput]) -> list[NextTokens]:

@@ -18,7 +18,7 @@ from cocoa_engine.results import Generation
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
 
-VERSION = 3
+VERSION = 4
 """To be raised when other values are kept, or the same ones are measured in another way."""
 
 _CHECKSUM = b', "crc32": %d}\n'

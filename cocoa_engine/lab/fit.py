@@ -46,8 +46,8 @@ class FitSettings(SettingsModel, frozen=True):
     """How a calibrator is fitted and validated.
 
     Attributes:
-        probe: also fit a probe, a direction of the model's hidden states, on labelled parts of answers. It improves the
-            risk of spans of answers like these, and makes it worse on others.
+        probe: also fit a probe of each level, a direction of the model's hidden states. It improves the risk of answers
+            like these, and makes it worse on others.
         isotonic: add an isotonic map after the logistic model, fitted on out-of-fold risks.
         threshold: the rule and target of the threshold of the risk: ``"precision"``, ``"recall"``, ``"specificity"``
             (the share of supported items that are not flagged) or ``"conformal"`` (the share that may be missed), such
@@ -95,7 +95,7 @@ class LabelledFeatures:
         features: ``[n, len(names)]``.
         labels: whether each item is hallucinated, ``[n]``.
         groups: the prompt of each item.
-        states: the mean hidden state of each span, ``[n, d]``, for a probe; `None` for a fit without a probe.
+        states: the mean hidden state of each item, ``[n, d]``, for a probe; `None` for a fit without a probe.
         sets: the number of each item's data set, ``[n]``; `None` if all are of one.
     """
 
@@ -283,7 +283,8 @@ def fit_only(items: LabelledFeatures, *, isotonic: bool = False) -> Fit:
 
     direction = None
     if items.states is not None:
-        direction, scores = fit_direction(items.states, items.labels, folds_of(items, FOLDS))
+        prompts = min(len(set(items.only(chosen).groups)) for chosen in (items.labels, ~items.labels))
+        direction, scores = fit_direction(items.states, items.labels, folds_of(items, max(2, min(FOLDS, prompts))))
         items = items.with_probe(scores)
     folds, data = folds_of(items, 3), (items.features, items.labels)
 

@@ -9,7 +9,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import CalibrationError, need
 from cocoa_engine.lab.data import LabelledText, Question
-from cocoa_engine.lab.fit import DEFAULTS, Direction, FitSettings, LabelledFeatures, fit
+from cocoa_engine.lab.fit import DEFAULTS, FitSettings, LabelledFeatures, fit
 from cocoa_engine.lab.measured import force, labelled_features, probe_layer
 from cocoa_engine.lab.self_made import QUESTIONS, ROUNDS, made_questions, made_spans, own_answers
 from cocoa_engine.methods.retrieval_heads import source_heads
@@ -69,8 +69,7 @@ def fit_calibrator(
         settings: how it is fitted.
 
     Raises:
-        CalibrationError: nothing is labelled, there are too few prompts of either class, or a probe is asked for and no
-            parts of answers are labelled.
+        CalibrationError: nothing is labelled, or there are too few prompts of either class.
         MissingExtraError: scikit-learn is not installed.
     """
     config, engine = config or engine.config, engine.without_calibrator()
@@ -79,7 +78,7 @@ def fit_calibrator(
     items = labelled_features(forced, config, engine.num_layers)
     about: dict[Level, str] = dict.fromkeys(items, f"{len(answers)} given answers")
     if questions:
-        items["answer"] = own_answers(engine, questions, config)
+        items["answer"] = own_answers(engine, questions, config, layer=layer)
         about["answer"] = f"the model's own answers to {len(questions)} questions"
     return _warned(engine, config, items, about, settings)
 
@@ -164,41 +163,37 @@ def fit_risks(
         The calibrator, and what could not be fitted or measured, as messages.
 
     Raises:
-        CalibrationError: nothing is labelled, no level can be fitted, or a probe was asked for and no risk of spans
-            could be fitted.
+        CalibrationError: nothing is labelled, or no level can be fitted.
     """
     if not items:
         raise CalibrationError("the data has no labels.")
     risks: dict[Level, FittedRisk] = {}
     notes: list[str] = []
-    direction: Direction | None = None
+    probes: dict[Level, Probe] = {}
+    model = engine.session.model
     for level, of_level in items.items():
         try:
-            risks[level], of_states = fit(of_level, about[level], settings)
-            direction = direction or of_states
+            risks[level], direction = fit(of_level, about[level], settings)
         except CalibrationError as error:
             notes.append(f"No risk of {level}s: {error}")
+            continue
+        if direction is not None:
+            probes[level] = Probe(
+                layer=probe_layer(engine.num_layers),
+                model_name=engine.model_name,
+                dtype=dtype_name(model),
+                weights=tuple(direction.weights.tolist()),
+                intercept=direction.intercept,
+            )
     if not risks:
         raise CalibrationError(" ".join(notes))
-    if settings.probe and direction is None:
-        raise CalibrationError(
-            "a probe is fitted on answers whose hallucinated parts are labelled, and there are none, or too few."
-        )
-    model, probe = engine.session.model, None
-    if direction is not None:
-        probe = Probe(
-            layer=probe_layer(engine.num_layers),
-            model_name=engine.model_name,
-            dtype=dtype_name(model),
-            weights=tuple(direction.weights.tolist()),
-            intercept=direction.intercept,
-        )
     measured = any(name in risk.features for risk in risks.values() for name in SOURCE_FEATURES)
     calibrator = RiskCalibrator(
         model_name=engine.model_name,
         settings=Settings.of(config, engine.num_layers),
         heads=source_heads(config.decore_heads, model) if measured else None,
-        probe=probe,
+        probe=probes.get("span"),
+        answer_probe=probes.get("answer"),
         **risks,
     )
     if calibrator.heads is None:

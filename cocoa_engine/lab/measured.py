@@ -222,7 +222,7 @@ def labelled_features(
     """The features and labels of every labelled span, and of every answer labelled as a whole.
 
     Answers are divided by :func:`.spans`. A span is hallucinated if any of its characters is, except white space.
-    Source attention is not a feature if it was not measured. Spans have the states for a probe that were measured.
+    Source attention is not a feature if it was not measured. The items have the states for a probe that were measured.
     """
     layers, branches = Layers.of(config, num_layers), METHODS[config.method].branches
     rows: dict[Level, list[Row]] = {level: [] for level in LEVELS}
@@ -231,27 +231,35 @@ def labelled_features(
         if forced.record.label is not None:  # an answer counts as one span, as in ``engine.score``
             usage, span = SimpleNamespace(prompt_tokens=len(profile.prompt)), answer(forced)
             whole: Any = SimpleNamespace(spans=[_statistics(span, layers, branches)], usage=usage)
-            rows["answer"].append((answer_features(whole), forced.record.label, group, None))
+            rows["answer"].append((answer_features(whole), forced.record.label, group, _state(span)))
         for segment in spans(forced) if forced.record.spans is not None else ():
-            at, states = profile.ranges[segment.start, segment.end], profile.states
-            state = None if states is None else states[at].numpy()
             features = span_features(_statistics(segment, layers, branches))
-            rows["span"].append((features, segment.hallucinated > 0, group, state))
+            rows["span"].append((features, segment.hallucinated > 0, group, _state(segment)))
     return {level: _labelled(level, items) for level, items in rows.items() if items}
 
 
 def answer_values(generation: Generation) -> dict[str, Any]:
-    """The text and the features of an answer, as plain values. An empty answer has no features."""
-    return {"text": generation.text, "features": answer_features(generation) if generation.spans else None}
+    """The text, the tokens and the features of an answer, as plain values. An empty answer has no features."""
+    features = answer_features(generation) if generation.spans else None
+    return {"text": generation.text, "token_ids": generation.token_ids, "features": features}
+
+
+def mean_state(profiler: Profiler, prompt: Prompt, values: Mapping[str, Any]) -> dict[str, Floats32]:
+    """The mean ``state`` of an answer, ``[d]``, that is fed again after its prompt; nothing for an empty answer."""
+    if not values["token_ids"]:
+        return {}
+    (profile,) = profiler(prompt, [values["token_ids"]])
+    assert profile.states is not None
+    return {"state": profile.states[profile.ranges[0, len(profile.token_ids)]].numpy()}
 
 
 def labelled_answers(answers: Iterable[tuple[Question, Mapping[str, Any]]]) -> LabelledFeatures:
     """The features of answers to questions, not all of them empty, from their :func:`answer_values`.
 
-    A wrong one is hallucinated.
+    A wrong one is hallucinated. With the :func:`mean_state` of each, they have states for a probe.
     """
     rows: list[Row] = [
-        (values["features"], not question.is_right(values["text"]), question.group, None)
+        (values["features"], not question.is_right(values["text"]), question.group, values.get("state"))
         for question, values in answers
         if values["features"] is not None
     ]
@@ -303,6 +311,11 @@ def _labelled(level: Level, rows: Sequence[Row]) -> LabelledFeatures:
     )
 
 
+def _state(segment: Segment) -> Floats32 | None:
+    profile = segment.forced.profile
+    return None if profile.states is None else profile.states[profile.ranges[segment.start, segment.end]].numpy()
+
+
 def _statistics(segment: Segment, layers: Layers, branches: bool) -> Any:
     """The statistics of a segment, by their names in a :class:`~cocoa_engine.Span`."""
     profile, start, part = segment.forced.profile, segment.start, slice(segment.start, segment.end)
@@ -322,4 +335,5 @@ def _statistics(segment: Segment, layers: Layers, branches: bool) -> Any:
         preceding=preceding(profile.log_probs[:start], profile.entropies[:start], profile.copied[:start]),
         candidates=[SimpleNamespace(token_log_probs=[log_prob]) for log_prob in first],
         probe=None,
+        answer_probe=None,
     )

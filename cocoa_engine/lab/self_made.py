@@ -20,9 +20,11 @@ from cocoa_engine.lab.measured import (
     force,
     labelled_answers,
     labelled_features,
+    mean_state,
     question_config,
     question_prompt,
 )
+from cocoa_engine.scoring.text_profile import Profiler
 from cocoa_engine.text_matching import declines
 
 if TYPE_CHECKING:
@@ -253,11 +255,13 @@ def own_answers(
     config: CocoaConfig,
     *,
     rounds: int = 1,
+    layer: int | None = None,
     cache: AnswerCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> LabelledFeatures:
     """The features of a model's own answers to questions, of as many ``rounds`` as :func:`until_steady` takes.
 
+    With a ``layer``, each answer is fed again after its prompt, and its mean state is measured, for a probe.
     ``cache`` has what was asked before. ``advance`` is called with the number of questions answered since its last
     call.
 
@@ -266,10 +270,13 @@ def own_answers(
     """
     rows: list[tuple[Question, Mapping[str, Any]]] = []
     config = question_config(engine, config)
+    profiler = None if layer is None else Profiler(engine.session, config, (), layer)
 
     def measure(part: Sequence[Question]) -> LabelledFeatures:
         prompts = [question_prompt(engine, question.request) for question in part]
-        rows.extend(answered(engine, part, prompts, config, answer_values, cache=cache, advance=advance))
+        answers = answered(engine, part, prompts, config, answer_values, cache=cache, advance=advance)
+        for prompt, (question, values) in zip(prompts, answers, strict=True):
+            rows.append((question, values if profiler is None else {**values, **mean_state(profiler, prompt, values)}))
         return labelled_answers(rows)
 
     return until_steady(_divided(questions, rounds), measure)

@@ -81,7 +81,8 @@ class RiskCalibrator(SettingsModel, Part):
         settings: the settings it was fitted with.
         heads: the (layer, head) pairs whose attention is the source attention. `None`: the model's attention was not
             seen, and source attention is not a feature.
-        probe: the direction of hidden states that is a feature of spans; `None` if there is none.
+        probe, answer_probe: the direction of hidden states that is a feature of spans, and that of answers; `None` if
+            there is none.
         span: the risk of a span, from :data:`~cocoa_engine.risk.features.SPAN_FEATURES`; `None` if no spans were
             labelled.
         answer: the risk of an answer, from :data:`~cocoa_engine.risk.features.ANSWER_FEATURES`; `None` if no
@@ -98,6 +99,7 @@ class RiskCalibrator(SettingsModel, Part):
     settings: Settings
     heads: tuple[tuple[int, int], ...] | None = None
     probe: Probe | None = None
+    answer_probe: Probe | None = None
     span: FittedRisk | None = None
     answer: FittedRisk | None = None
     closed_book: FittedRisk | None = None
@@ -108,13 +110,14 @@ class RiskCalibrator(SettingsModel, Part):
             raise ValueError("it has no risk, neither of spans nor of answers")
         if self.heads is not None and (not self.heads or min(map(min, self.heads)) < 0):
             raise ValueError("heads: one or more pairs of a layer and a head are needed, counted from 0")
-        if self.probe is not None and self.span is None:
-            raise ValueError("it has a probe, which is a feature of spans, and no risk of spans")
-        absent = {*(SOURCE_FEATURES if self.heads is None else ()), *(() if self.probe else (PROBE_FEATURE,))}
         if self.closed_book is not None and self.answer is None:
             raise ValueError("it has a risk of answers to short prompts, and none of other answers")
-        levels = ((self.span, SPAN_FEATURES), (self.answer, ANSWER_FEATURES), (self.closed_book, ANSWER_FEATURES))
-        for fitted, names in levels:
+        for fitted, probe, names in (
+            (self.span, self.probe, SPAN_FEATURES),
+            (self.answer, self.answer_probe, ANSWER_FEATURES),
+            (self.closed_book, self.answer_probe, ANSWER_FEATURES),
+        ):
+            absent = {*(SOURCE_FEATURES if self.heads is None else ()), *(() if probe else (PROBE_FEATURE,))}
             measured = [name for name in names if name not in absent]
             before = [name for name in measured if name not in LATER_FEATURES]
             if fitted is not None and fitted.features not in (measured, before):
@@ -122,6 +125,12 @@ class RiskCalibrator(SettingsModel, Part):
                     f"features: this version measures {', '.join(measured)}; another version fitted it, fit it again"
                 )
         return self
+
+    @property
+    def probes(self) -> dict[str, Probe]:
+        """The probes, by the name of the field that has their score in a span."""
+        probes = {"probe": self.probe, "answer_probe": self.answer_probe}
+        return {name: probe for name, probe in probes.items() if probe is not None}
 
     @classmethod
     def of(cls, value: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
@@ -168,7 +177,8 @@ class RiskCalibrator(SettingsModel, Part):
 
     def spans_only(self) -> RiskCalibrator | None:
         """This calibrator without its risk of answers; `None` if nothing is left."""
-        return None if self.span is None else self.model_copy(update={"answer": None, "closed_book": None})
+        of_answers = ("answer", "closed_book", "answer_probe")
+        return None if self.span is None else self.model_copy(update=dict.fromkeys(of_answers))
 
     def risk(self, span: Span) -> float:
         """The risk of a span, in [0, 1]: the estimated probability that a part of it is hallucinated.

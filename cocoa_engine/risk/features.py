@@ -32,12 +32,12 @@ SOURCE_FEATURES = ("source_attention", "lowest_source_attention")
 """The features that are missing where the model's attention on the source is not measured."""
 
 PROBE_FEATURE = "probe"
-"""The feature that only a calibrator with a probe has."""
+"""The feature of spans, or of answers, that only a calibrator with a probe of them has."""
 
 LATER_FEATURES = ("log_prompt_tokens",)
 """The features that calibrators of this schema version may lack, because they were fitted before these were added."""
 
-ANSWER_FEATURES = (*_SHARED, "contested", "log_contested", "log_prompt_tokens", *SOURCE_FEATURES)
+ANSWER_FEATURES = (*_SHARED, "contested", "log_contested", "log_prompt_tokens", *SOURCE_FEATURES, PROBE_FEATURE)
 """The features of an answer, in this order. Logarithms are natural, entropies and margins in nats.
 
 - Both MLDS: means over the spans, weighted by their tokens.
@@ -47,7 +47,8 @@ ANSWER_FEATURES = (*_SHARED, "contested", "log_contested", "log_prompt_tokens", 
 - The log of the number of tokens.
 - The share of contested tokens (:data:`CONTESTED`), and log(1 + their number).
 - log(1 + the number of tokens of the prompt): answers from long passages are more often wrong.
-- The mean source attention of the tokens, and the mean of the lowest fifth of them (:func:`source_features`)."""
+- The mean source attention of the tokens, and the mean of the lowest fifth of them (:func:`source_features`).
+- The mean over the tokens of the probe's score (``Span.answer_probe``), for a calibrator that has such a probe."""
 
 SPAN_FEATURES = (
     *_SHARED,
@@ -108,7 +109,7 @@ def span_features(span: Span) -> list[float]:
         before.copied,
         before.copied_run,
         source_features(span.token_source_attention)[0],
-        math.nan if span.probe is None else span.probe,
+        _known(span.probe),
     ]
 
 
@@ -128,7 +129,12 @@ def answer_features(generation: AnswerStatistics) -> list[float]:
         math.log1p(contested),
         math.log1p(generation.usage.prompt_tokens),
         *source_features(attention),
+        sum(_known(span.answer_probe) * len(span.token_ids) for span in spans) / len(token_ids),
     ]
+
+
+def _known(score: float | None) -> float:
+    return math.nan if score is None else score
 
 
 def _token_features(

@@ -52,10 +52,10 @@ Floats32 = Annotated[
 
 
 class Probe(Part):
-    """The direction of a layer's states that separates hallucinated from supported spans best.
+    """The direction of a layer's states that separates hallucinated from supported spans, or wrong from right answers.
 
-    score = w . H[S, l] + b, where H[S, l] is the mean state of the span's tokens after layer l. After SAPLMA (Azaria
-    and Mitchell, 2023) and probes of hallucinated entities (Obeso et al., 2025).
+    score = w . H[S, l] + b, where H[S, l] is the mean state of its tokens after layer l. After SAPLMA (Azaria and
+    Mitchell, 2023) and probes of hallucinated entities (Obeso et al., 2025).
 
     Attributes:
         layer: l; layer 0 is the embedding.
@@ -283,6 +283,6 @@ _MISSING = {
         "the source attention was not measured, and this calibrator needs it: measure with an engine that has this "
         "calibrator, and with a model whose attention can be seen.",
     ),
-    PROBE_FEATURE: "the span has no value of the probe: measure it with an engine that has this calibrator.",
+    PROBE_FEATURE: "the probe was not measured: measure with an engine that has this calibrator.",
 }
 """Messages for features that may be missing."""

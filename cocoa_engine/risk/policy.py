@@ -253,19 +253,20 @@ class RiskPolicy:
 
     def _obstacle(self, calibrator: RiskCalibrator) -> str | None:
         """Why the calibrator cannot be used with this model; `None` if it can."""
-        model, probe = self._session.model, calibrator.probe
+        model = self._session.model
         layers, heads = model.num_layers, model.num_heads or 0
         width = getattr(model.config, "hidden_size", None) or 0
         name, dtype = self._session.model_name, dtype_name(model)
         if any(layer >= layers or head >= heads for layer, head in calibrator.heads or ()):
             has = f"the model has {layers} layers of {heads} heads"
             return f"it needs the attention of heads that {name} does not have: {has}"
-        if probe is not None and (name, dtype) != (probe.model_name, probe.dtype):
-            fitted = f"{probe.model_name} in {probe.dtype}"
-            return f"it has a probe that was fitted on the states of {fitted}, not of {name} in {dtype}"
-        if probe is not None and (probe.layer > layers or len(probe.weights) != width):
-            read = f"{len(probe.weights)} numbers after layer {probe.layer}"
-            return f"it has a probe that reads {read}; {name} has {layers} layers of {width} numbers"
+        for probe in calibrator.probes.values():
+            if (name, dtype) != (probe.model_name, probe.dtype):
+                fitted = f"{probe.model_name} in {probe.dtype}"
+                return f"it has a probe that was fitted on the states of {fitted}, not of {name} in {dtype}"
+            if probe.layer > layers or len(probe.weights) != width:
+                read = f"{len(probe.weights)} numbers after layer {probe.layer}"
+                return f"it has a probe that reads {read}; {name} has {layers} layers of {width} numbers"
         return None
 
     def _differences(self, calibrator: RiskCalibrator, config: CocoaConfig | None) -> list[str]:

@@ -144,7 +144,7 @@ def score_spans(
         config: the method and its settings.
         spec: the hidden states of the MLDS.
         passages: the positions of passages of the prompt whose attention mass is measured.
-        calibrator: its probe is measured, from the states that ``spec`` captures for it.
+        calibrator: its probes are measured, from the states that ``spec`` captures for it.
     """
     step = fed_alone(model, prompt, text, spec, passages)
     rows = token_rows(step, config.top_logprobs)
@@ -164,9 +164,9 @@ def score_spans(
 def _spans(rows: Sequence[list[TokenRow]], pooled: Tensor, config: CocoaConfig, reader: StateReader) -> list[Span]:
     """B spans, from their tokens and their mean states, ``[captured layers + 1, B, d]``."""
     con, f = mlds(reader.of_mlds(pooled))
-    probe: Sequence[float | None] = reader.probe_scores(pooled) or [None] * len(rows)
+    probes = reader.probe_scores(pooled)
     spans = []
-    for own, own_con, own_f, probed in zip(rows, con, f, probe, strict=True):
+    for number, (own, own_con, own_f) in enumerate(zip(rows, con, f, strict=True)):
         token_ids, log_probs, entropies, margins, source, passages, top = map(list, zip(*own, strict=True))
         log_prob, score = log_prob_and_score(config, log_probs, own_con, own_f)
         span = Span(
@@ -182,8 +182,8 @@ def _spans(rows: Sequence[list[TokenRow]], pooled: Tensor, config: CocoaConfig, 
             con_mlds=own_con,
             f_mlds=own_f,
             score=score,
-            probe=probed,
             top_log_probs=top if top[0] else None,
+            **{name: scores[number] for name, scores in probes.items()},
         )
         spans.append(span)
     return spans

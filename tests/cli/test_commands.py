@@ -423,7 +423,7 @@ REFUSED = {
     "must be above 0 and below 1": [f"calibrate {DATA} --out r --miss 0"],
     "not a calibrator": [f"calibrate {DATA} --check {{answers}}"],
     "give --data PATH": ["calibrate --out r"],
-    "--probe needs --data PATH": ["calibrate --questions {answers} --out r --probe"],
+    "leave out --self": ["calibrate --self --out r --probe"],
     "nor a probe fitted": [f"calibrate {DATA} --check embedded --probe"],
     "question": ["calibrate --questions {answers} --out r"],
     "--plot x.foo: the name must end in one of .eps": [f"calibrate {DATA} --out r --plot x.foo"],

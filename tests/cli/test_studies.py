@@ -302,13 +302,16 @@ def test_calibrate_on_the_models_own_answers(cocoa: Cocoa, parts: Path, tmp_path
         for number, (country, city) in enumerate(CAPITALS.items())
     ]
     questions = write(tmp_path / "questions.jsonl", *rows)
-    options = ("--questions", questions, "--folds", "2", "--draws", "20", "--max-new-tokens", "16")
+    options = ("--questions", questions, "--folds", "2", "--draws", "20", "--max-new-tokens", "16", "--probe")
     calibrator, printed = calibrated(cocoa, tmp_path / "risk.json", parts, *options)
     assert calibrator.span is not None
     assert calibrator.answer is not None
     assert "own answers to 12 questions" in calibrator.answer.data
     assert 6 <= calibrator.answer.validation.hallucinated < 12
     assert "12 answers of 12 prompts" in printed
+    assert calibrator.probe is not None
+    assert calibrator.answer_probe is not None
+    assert calibrator.answer.features[-1] == "probe"
 
 
 def test_a_missing_extra_is_said(

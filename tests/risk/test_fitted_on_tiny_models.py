@@ -17,8 +17,9 @@ from cocoa_engine import CalibrationWarning, CocoaConfig, CocoaEngine, FitSettin
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.lab.data import LabelledSpan, LabelledText, Question
 from cocoa_engine.lab.measured import question_config, question_prompt
+from cocoa_engine.lab.self_made import own_answers
 from cocoa_engine.results import Generation
-from cocoa_engine.risk.features import SPAN_FEATURES, span_features
+from cocoa_engine.risk.features import SOURCE_FEATURES, SPAN_FEATURES, answer_features, span_features
 from tests.helpers.alike import near
 from tests.helpers.backends import PROMPTS, made
 from tests.helpers.inside import use_backend
@@ -203,7 +204,8 @@ def test_a_probe_reads_its_layer(kind: str, middle_layers: Any, folder: Path, pr
     model = tiny_model("llama")
     assert probed.probe.layer == 2 * model.config.num_hidden_layers // 3
     assert probed.span.features[-1] == "probe"
-    blind = probed.model_copy(update={"heads": None, "answer": None, "span": without(probed, "source_attention")})
+    seen = {level: without(getattr(probed, level), *SOURCE_FEATURES) for level in ("span", "answer")}
+    blind = probed.model_copy(update={"heads": None, **seen})
     engine = engine_of(folder, model)
     use_backend(engine, made(model, kind, "stock"))
     found = calibrated(engine, blind).generate(PROMPT, middle_layers=middle_layers)
@@ -217,6 +219,12 @@ def test_a_probe_reads_its_layer(kind: str, middle_layers: Any, folder: Path, pr
         assert (span.con_mlds, span.f_mlds) == near((other.con_mlds, other.f_mlds))
         assert span.risk == blind.risk(span)
         assert other.probe is None
+        assert other.answer_probe is None
+    whole = probed.answer_probe
+    state = state_of(model, before, whole.layer, len(found.token_ids))
+    score = float(state @ torch.tensor(whole.weights)) + whole.intercept
+    assert answer_features(found)[-1] == pytest.approx(score, abs=2e-4)
+    assert found.answer_risk == blind.answer_risk(found)
     text = found.token_ids[:5]
     expected = float(state_of(model, [*PROMPT, *text], probed.probe.layer, 5) @ weights) + probed.probe.intercept
     one = calibrated(engine, blind).score(PROMPT, text, middle_layers=middle_layers)
@@ -226,9 +234,8 @@ def test_a_probe_reads_its_layer(kind: str, middle_layers: Any, folder: Path, pr
     assert one.spans[0].f_mlds == near(bare.f_mlds)
 
 
-def without(calibrator: RiskCalibrator, name: str) -> Any:
-    risk = calibrator.span
-    kept = [place for place, one in enumerate(risk.features) if one != name]
+def without(risk: Any, *names: str) -> Any:
+    kept = [place for place, one in enumerate(risk.features) if one not in names]
     columns = {key: [getattr(risk, key)[place] for place in kept] for key in ("features", "means", "scales", "weights")}
     return risk.model_copy(update={**columns, "domain": None})
 
@@ -245,15 +252,16 @@ def test_a_probe_is_of_one_model_and_dtype(folder: Path, probed: RiskCalibrator,
     with pytest.raises(CalibrationError, match="not of tiny in bfloat16"):
         CocoaEngine(half, engine.tokenizer, model_name="tiny", calibrator=probed)
     span = engine.generate(PROMPT).spans[0]
-    with pytest.raises(CalibrationError, match="no value of the probe"):
+    with pytest.raises(CalibrationError, match="the probe was not measured"):
         probed.risk(span)
     assert math.isnan(span_features(span)[SPAN_FEATURES.index("probe")])
 
 
-def test_a_probe_needs_labelled_parts(folder: Path) -> None:
+def test_answers_labelled_as_wholes_have_a_probe_of_their_own(folder: Path, probed: RiskCalibrator) -> None:
     whole = [replace(record, spans=None) for record in labelled()]
-    with pytest.raises(CalibrationError, match="a probe is fitted on answers whose hallucinated parts are labelled"):
-        fit_calibrator(engine_of(folder), whole, settings=WITH_PROBE)
+    fitted = fit_calibrator(engine_of(folder), whole, settings=WITH_PROBE)
+    assert (fitted.probe, fitted.span) == (None, None)
+    assert (fitted.answer_probe, fitted.answer) == (probed.answer_probe, probed.answer)
 
 
 def test_own_answers_are_measured_with_the_known_heads(folder: Path) -> None:
@@ -266,10 +274,15 @@ def test_own_answers_are_measured_with_the_known_heads(folder: Path) -> None:
         Question(text, None, (" ".join(words) if number % 2 else "never",), text)
         for number, (text, words) in enumerate(zip("abcdefghijkl", known, strict=True))
     ]
-    fitted = fit_calibrator(engine, questions=questions, settings=FEW)
+    fitted = fit_calibrator(engine, questions=questions, settings=WITH_PROBE)
     assert fitted.heads == tuple(heads_of(engine.model))
     assert fitted.span is None
-    assert fitted.answer.features[-2:] == ["source_attention", "lowest_source_attention"]
+    assert fitted.answer.features[-3:] == ["source_attention", "lowest_source_attention", "probe"]
+    answer = engine.generate(asked[0], config=config)
+    layer = fitted.answer_probe.layer
+    measured = own_answers(engine, questions, config, layer=layer).states[0]
+    expected = state_of(engine.model, [*engine.encode(asked[0]), *answer.token_ids], layer, len(answer.token_ids))
+    assert torch.from_numpy(measured).allclose(expected, atol=1e-4)
 
 
 def test_it_knows_what_is_unlike_its_own_data(folder: Path, plain: RiskCalibrator) -> None:

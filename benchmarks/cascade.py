@@ -57,7 +57,7 @@ def ask(options: argparse.Namespace) -> None:
             "model": model,
             "id": asked.id,
             "kind": asked.id.partition("-")[2],
-            "wrong": int(not asked.right(answer.text)),
+            "wrong": int(not asked.is_right(answer.text)),
             "answer_risk": f"{answer.answer_risk:.4f}",
             "seconds": f"{perf_counter() - start:.2f}",
             "cpu_seconds": f"{process_time() - worked:.2f}",

@@ -4,11 +4,14 @@
     python -m benchmarks.own_answers table
     python -m benchmarks.own_answers gate
     python -m benchmarks.own_answers right --named "Qwen2.5-Coder of 0.5B and 1.5B"
+    python -m benchmarks.own_answers fit --model model.gguf --rag rag.jsonl
 
 ``ask`` answers questions with known answers, adds the scores of each answer to a CSV file, and continues where it
 stopped. The sets are the short questions of this folder, invented passages, and those whose files are given. ``gate``
 prints what a gate at the default threshold of the rank lets pass and stops. ``right`` prints the distribution of the
 surprisal of models' right answers, among which answers of other models are ranked.
+``fit`` answers the questions of the given sets, fits a risk on the answers as `cocoa calibrate` does, without and with
+`--probe`, and prints how it ranks answers that were left out of the fit.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import argparse
 import csv
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
@@ -34,15 +38,24 @@ from benchmarks.rag_questions import RagQuestion, is_right, messages
 from cocoa_engine import CocoaEngine, Generation
 from cocoa_engine.equations import ANSWER_TOKENS, distribution
 from cocoa_engine.lab import heads as lab_heads
+from cocoa_engine.lab.cache import answered
 from cocoa_engine.lab.data import Question, read_questions
 from cocoa_engine.lab.files import parsed, read_json_lines
-from cocoa_engine.lab.fit import LabelledFeatures, fit_only
-from cocoa_engine.lab.measured import question_config, question_prompt
+from cocoa_engine.lab.fit import LabelledFeatures, fit_only, left_out
+from cocoa_engine.lab.measured import (
+    answer_values,
+    labelled_answers,
+    mean_state,
+    probe_layer,
+    question_config,
+    question_prompt,
+)
 from cocoa_engine.lab.self_made import made_questions
 from cocoa_engine.lab.statistics import expected_calibration_error, reliability
 from cocoa_engine.methods.retrieval_heads import RightAnswers
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.risk.policy import ANSWER_THRESHOLD
+from cocoa_engine.scoring.text_profile import Profiler
 from cocoa_integrations.evaluation.metrics import rouge_l
 from cocoa_integrations.evaluation.tasks import load_samples
 
@@ -61,7 +74,7 @@ class Asked(NamedTuple):
     id: str
     group: str
     messages: list[dict[str, str]]
-    right: Callable[[str], bool]
+    is_right: Callable[[str], bool]
 
 
 def short_questions(path: Path, limit: int) -> Iterator[Asked]:
@@ -188,10 +201,45 @@ def row_of(model: str, kind: str, asked: Asked, answer: Generation) -> dict[str,
         "set": kind,
         "id": asked.id,
         "group": asked.group,
-        "wrong": int(not asked.right(answer.text)),
+        "wrong": int(not asked.is_right(answer.text)),
         "closed_book": int(answer.closed_book),
         **{name: f"{value:.4g}" for name, value in scores(answer).items()},
     }
+
+
+def fitted(options: argparse.Namespace) -> Iterator[str]:
+    """For each given set, and each part of it, how fits of a model's own answers rank those that were left out.
+
+    ``stopped`` is the share of wrong answers that are stopped if 90 % of the right ones pass.
+    """
+    torch.set_num_threads(options.threads)
+    engine = CocoaEngine.from_pretrained(options.model).without_calibrator()
+    config = question_config(engine, engine.config.replace(max_new_tokens=64))
+    profiler = Profiler(engine.session, config, (), probe_layer(engine.num_layers))
+    yield "| set | wrong | AUROC | stopped | AUROC, with a probe | stopped, with a probe |"
+    yield "| --- |" + " ---: |" * 5
+    for kind in GIVEN:
+        items = [] if getattr(options, kind) is None else list(SETS[kind](getattr(options, kind), options.limit))
+        prompts = [prompt_of(engine, item.messages) for item in items]
+        answers = answered(engine, items, prompts, config, answer_values)
+        rows: list[tuple[Any, dict[str, Any]]] = [
+            (item, {**values, **mean_state(profiler, prompt, values)})
+            for prompt, (item, values) in zip(prompts, answers, strict=True)
+            if values["features"] is not None
+        ]
+        if not rows:
+            continue
+        labelled = labelled_answers(rows)
+        risks = [left_out(of, isotonic=False)[0] for of in (replace(labelled, states=None), labelled)]
+        parts = np.array([item.id.partition("-")[2] for item, _ in rows])
+        for part in dict.fromkeys(["", *parts.tolist()]):
+            of_part = (parts == part) | (part == "")
+            wrong = labelled.labels[of_part]
+            cells = [f"{kind} {part}", f"{wrong.sum()} of {len(wrong)}"]
+            for risk in (of_items[of_part] for of_items in risks):
+                stopped = risk[wrong] > np.quantile(risk[~wrong], 0.9)
+                cells += [f"{roc_auc_score(wrong, risk):.2f}", f"{100 * stopped.mean():.0f} %"]
+            yield f"| {' | '.join(cells)} |"
 
 
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -322,13 +370,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.own_answers", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     asking = commands.add_parser("ask", help="add a model's answers")
-    asking.add_argument("--model", help="Hub name, folder or file; default: the embedded model")
     asking.add_argument("--name", help="name of the model in the table; default: its own")
-    for kind in GIVEN:
-        asking.add_argument(f"--{kind.replace('_', '-')}", type=Path, help="file of the set; default: it is left out")
-    asking.add_argument("--limit", type=int, default=150, help="questions of each set (default: %(default)s)")
     asking.add_argument("--batch", type=int, default=8)
-    asking.add_argument("--threads", type=int, default=2)
+    fitting = commands.add_parser("fit", help="fit a risk on a model's answers")
+    for command in (asking, fitting):
+        command.add_argument("--model", help="Hub name, folder or file; default: the embedded model")
+        for kind in GIVEN:
+            command.add_argument(f"--{kind.replace('_', '-')}", type=Path, help="file of the set; default: none")
+        command.add_argument("--limit", type=int, default=150, help="questions of each set (default: %(default)s)")
+        command.add_argument("--threads", type=int, default=2)
     showing = commands.add_parser("right", help="print the distribution of models' right answers")
     showing.add_argument("--models", nargs="+", default=MEASURED, help="default: %(default)s")
     showing.add_argument("--named", required=True, help="whose answers they are, for a reader")
@@ -342,7 +392,10 @@ def main() -> None:
     if options.command == "right":
         print(right_answers(Answers.of(read(options.answers)), options.models, options.named).model_dump_json())
         return
-    lines = (gate if options.command == "gate" else table)(Answers.of(read(options.answers)))
+    if options.command == "fit":
+        lines = fitted(options)
+    else:
+        lines = (gate if options.command == "gate" else table)(Answers.of(read(options.answers)))
     console, text = Console(), "\n".join(lines)
     console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal, markup=False)
 

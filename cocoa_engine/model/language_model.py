@@ -62,7 +62,10 @@ class LanguageModel:
         config = text_part(model.config)
         self.decoder, self.layers = _decoder_and_layers(model, config)
         self.num_layers = len(self.layers)
-        self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
+        embeddings: Any = model.get_input_embeddings()
+        if embeddings.weight.is_meta and not hasattr(embeddings, "_hf_hook"):  # which accelerate gives offloaded ones
+            raise UnsupportedModelError(f"{name} has no weights yet: they are on the meta device. Load them first.")
+        self.vocab_size = int(embeddings.weight.shape[0])
         inner: Any = getattr(model, "_orig_mod", model)  # in a compiled model, which may hold a PEFT adapter
         inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
         self._parameters = frozenset(inspect.signature(inner.forward).parameters)

@@ -177,6 +177,7 @@ NO_CAUSAL_LM: dict[str, Callable[[], Any]] = {
     "no language-modelling head": lambda: AutoModel.from_config(tiny_model("llama").config),
     "encoder-only": lambda: of_config(AutoModel, "bert", intermediate_size=64),
     "both directions": lambda: of_config(AutoModelForCausalLM, "bert", intermediate_size=64),
+    "LlamaForCausalLM has no weights yet": lambda: tiny_model("llama").to("meta"),
     "Linear is not a Hugging Face model": lambda: torch.nn.Linear(2, 2),
     "str is not a Hugging Face model": lambda: "a-name",
     "NoneType is not a Hugging Face model": lambda: None,

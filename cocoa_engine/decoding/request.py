@@ -79,12 +79,12 @@ class Rules:
     def criteria_met(self, prefix: Sequence[int], path: Path) -> bool:
         """Whether a stopping criterion ends the text after ``path``, which follows ``prefix``."""
         for criterion in self.criteria:
-            met = criterion(torch.tensor([[*prefix, *path]]), None)
+            met = criterion(torch.tensor([[*prefix, *path]], device="cpu"), None)
             if not isinstance(met, (bool, Tensor)):
                 raise ConfigError(
                     f"the stopping criterion {type(criterion).__name__} must return a bool or a bool tensor."
                 )
-            if torch.as_tensor(met).all():
+            if bool(met.all() if isinstance(met, Tensor) else met):
                 return True
         return False
 

@@ -185,8 +185,8 @@ def _copied(engine: CocoaEngine, text: _Text) -> dict[str, Any]:
             best = torch.cat([step.output.logits.argmax(-1) for step in steps]).cpu()
     else:
         best = fed_alone(model, before[:-1], fed_ids, spec, probe=probe).output.logits.argmax(-1).cpu()
-    prompt_tokens, answer_tokens = torch.tensor(before), torch.tensor(answer)
-    place = torch.full((model.num_layers, num_heads, len(answer)), len(before))
+    prompt_tokens, answer_tokens = torch.tensor(before, device="cpu"), torch.tensor(answer, device="cpu")
+    place = torch.full((model.num_layers, num_heads, len(answer)), len(before), device="cpu")
     for layer, parts in probe.seen.items():
         of_layer = torch.cat(parts, dim=-1)
         place[layer, : len(of_layer)] = of_layer

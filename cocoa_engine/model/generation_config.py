@@ -105,7 +105,7 @@ def logits_processors(
         return processors
 
     if tried := made(length + 1, "cpu"):  # with room for one token, a forced end-of-sequence token applies at once
-        tried(torch.tensor([prompt]), torch.zeros(1, model.vocab_size))
+        tried(torch.tensor([prompt], device="cpu"), torch.zeros(1, model.vocab_size, device="cpu"))
     return made(length + max_new_tokens, str(model.model.device))
 
 

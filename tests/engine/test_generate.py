@@ -174,6 +174,7 @@ def test_the_caller_s_modes_of_torch_change_nothing(kind: str, mode: Any, tmp_pa
             engine.generate("hello the", temperature=1, seed=0, max_new_tokens=8),
             engine.generate("hello", method="greedy", temperature=1, seed=0, max_new_tokens=4),
             engine.generate("hello", logits_processor=constraint, max_new_tokens=4).token_ids,
+            engine.generate("hello", stopping_criteria=lambda ids, _: ids.sum() > 10**9, max_new_tokens=4).token_ids,
             engine.score("hello", ["is the", "is a"]),
         ]
 

@@ -50,7 +50,7 @@ class _Unshared(Backend):
     def prefill_some(self, tree: Any, max_tokens: int | None = None) -> Tensor:
         return self.feed(tree, ()).logits[0]
 
-    @plain_modes()  # caches are also copied between passes
+    @plain_modes()  # texts to score come without the scheduler, and caches are copied between passes
     def step(self, requests: Sequence[tuple[Any, FeedRequest]]) -> list[StepOutput]:
         outputs = []
         for tree, asked in requests:

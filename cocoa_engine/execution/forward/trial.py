@@ -16,7 +16,7 @@ from cocoa_engine.execution.native import operators
 from cocoa_engine.execution.native.build import built
 from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor, unpack_with
 from cocoa_engine.model.configs import Windows
-from cocoa_engine.model.language_model import CaptureSpec
+from cocoa_engine.model.language_model import CaptureSpec, plain_modes
 
 TOLERANCE = 1e-4
 """Largest allowed difference from torch. The values are about 1."""
@@ -34,7 +34,7 @@ def obstacle() -> str | None:
     if library.handle is None:
         return library.reason
     try:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
+        with plain_modes():
             for name, pairs in TRIALS.items():
                 if not all(torch.allclose(result, expected, atol=TOLERANCE) for result, expected in pairs(_random())):
                     return f"{name} does not compute what torch computes"
@@ -46,7 +46,7 @@ def obstacle() -> str | None:
 @cache
 def block_obstacle() -> str | None:
     """Why the kernels cannot read the blocks of GGUF files here, or ``None``. They then unpack them everywhere."""
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with plain_modes():
         for kind in BLOCK_KINDS:
             if not all(torch.allclose(*pair, atol=TOLERANCE) for pair in _blocks(kind)):
                 return f"the kernels unpack {kind} blocks in another way than gguf does"

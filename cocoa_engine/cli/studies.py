@@ -3,6 +3,7 @@
 import math
 import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -167,16 +168,11 @@ def heads(
         )
         from cocoa_engine.methods.retrieval_heads import keep, kept_file, spread_heads_of
 
-        obstacle = None
+        note = file = None
         try:  # before the work
-            private_folder(kept_file(engine.session.model).parent)
+            tempfile.TemporaryFile(dir=private_folder(kept_file(engine.session.model).parent)).close()
         except (OSError, RuntimeError) as error:
-            obstacle = f"the heads cannot be kept in the cache directory ({error})"
-            if out is None:
-                raise ConfigError(
-                    f"{obstacle}. Set COCOA_CACHE_DIR to a folder that can be written to, or give --out FILE and pass "
-                    "it as --decore-heads."
-                ) from None
+            note = _not_kept(error, out)
         tokens = 0 if spread else ROUNDS * sum(sizes)
         progress.plan({"reading texts": tokens, "answering": TOKENS * prompts, "asking": TOKENS * prompts})
         if spread:
@@ -212,10 +208,26 @@ def heads(
             lines.append(f"Written to {out}.")
         show = partial(output(no_color=True).print, sep="\n", soft_wrap=True)
         show(*lines)
-        if obstacle is None:
-            show(f"Written to {keep(heads, engine.session.model)}. Engines of this model use it from now on.")
+        if note is None:
+            try:
+                file = keep(heads, engine.session.model)
+            except (OSError, RuntimeError) as error:
+                note = _not_kept(error, out)
+        if note is None:
+            show(f"Written to {file}. Engines of this model use it from now on.")
         else:
-            print_note(f"{obstacle}. Pass the file as --decore-heads.")
+            print_note(note)
+
+
+def _not_kept(error: Exception, out: Path | None) -> str:
+    """A note that the heads are in ``out`` alone; a ConfigError without it."""
+    obstacle = f"the heads cannot be kept in the cache directory ({error})"
+    if out is None:
+        raise ConfigError(
+            f"{obstacle}. Set COCOA_CACHE_DIR to a folder that can be written to, or give --out FILE and pass it as "
+            "--decore-heads."
+        ) from None
+    return f"{obstacle}. Pass the file as --decore-heads."
 
 
 @with_options(*(name for name in CocoaConfig.model_fields if name != "max_risk"))

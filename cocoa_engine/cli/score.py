@@ -45,7 +45,7 @@ from cocoa_engine.cli.output import (
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import rule_without_rivals
 from cocoa_engine.errors import CocoaError, ConfigError, DataError, OutputError, need
-from cocoa_engine.files import draft_of, is_stream
+from cocoa_engine.files import draft_of, is_stream, write_file
 from cocoa_engine.lab.files import read_parquet, read_text
 from cocoa_engine.methods import METHODS
 from cocoa_engine.rendering.documents import render
@@ -132,8 +132,10 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
         if streams:
             raise ConfigError(f"{out} is a pipe or a device, to which Parquet cannot be written; name a .jsonl file")
         need("pyarrow.parquet", extra="eval", what="writing parquet files")
-    with draft_of(out) as draft:
-        rows, rest = 0, out if streams else Path(draft.name).with_name(f"{out.name}.incomplete")
+    parquet = _is_parquet(out)
+    rest = out if streams else Path(os.path.realpath(out)).with_name(f"{out.name}.incomplete")
+    with draft_of(rest if parquet else out) as draft:
+        rows = 0
 
         def write(line: str) -> None:
             nonlocal rows
@@ -144,17 +146,16 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
         try:
             with on_interrupt(lambda: f"{rows} rows are kept in {rest}" if rows else "no row was scored"):
                 yield write
-            if _is_parquet(out):
+            if parquet:
                 draft.seek(0)
-                whole = _as_parquet([json.loads(line) for line in draft], out, rest)
-                draft.seek(0)
-                draft.truncate()
-                draft.write(whole)
+                write_file(out, _as_parquet([json.loads(line) for line in draft], out, rest))
         except BaseException:
             if rows and not streams:
                 draft.close()
                 os.replace(draft.name, rest)
             raise
+    if parquet:
+        rest.unlink()
 
 
 def _as_parquet(rows: Sequence[dict[str, Any]], out: Path, rest: Path) -> bytes:

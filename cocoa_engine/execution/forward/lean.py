@@ -302,9 +302,12 @@ def lean_obstacle(model: LanguageModel, parts: tuple[list[nn.Module], list[Tenso
     for module in modules if any(map(experts.hold_experts, kinds)) else ():
         if (why := experts.obstacle(module)) is not None:
             return why
-    with torch._C.DisableTorchFunctionSubclass():  # blocks answer through Python
-        if len({(weight.device, weight.dtype) for weight in weights}) != 1 or weights[0].is_meta:
-            return "its weights are on several devices or have several dtypes"
+    kinds_of_weights = {
+        (weight.blocks.device, torch.float32) if isinstance(weight, BlockTensor) else (weight.device, weight.dtype)
+        for weight in weights  # blocks answer through Python, slowly
+    }
+    if len(kinds_of_weights) != 1 or weights[0].is_meta:
+        return "its weights are on several devices or have several dtypes"
     return None
 
 

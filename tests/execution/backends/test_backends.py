@@ -248,6 +248,20 @@ def replace_weights(model: PreTrainedModel) -> None:
     model.model.layers[1].mlp.down_proj = torch.nn.Linear(64, 32, bias=False)
 
 
+def replace_forward(model: PreTrainedModel) -> None:
+    linear = model.model.layers[3].mlp.down_proj
+    linear.forward = lambda x: torch.nn.Linear.forward(linear, x) * 2
+
+
+def add_pre_hook(model: PreTrainedModel) -> None:
+    model.model.layers[3].mlp.register_forward_pre_hook(lambda _module, args: (args[0] * 2,))
+
+
+def add_hook_with_keywords(model: PreTrainedModel) -> None:
+    layer = model.model.layers[3].mlp
+    layer.register_forward_hook(lambda _module, _args, _kwargs, output: output * 2, with_kwargs=True)
+
+
 def scale_experts(model: PreTrainedModel) -> None:
     for layer in model.model.layers:
         if hasattr(layer.mlp, "experts"):
@@ -279,6 +293,18 @@ def test_changed_weights_are_noticed(
         assert answer.usage.cached_tokens == 0
         if (linears, architecture) != ("bfloat16", "qwen3_moe"):  # rounding may change which experts a router takes
             assert again.info().forward == ("lean" if forward == "auto" else "modules")
+
+
+@pytest.mark.parametrize("change", [replace_forward, add_pre_hook, add_hook_with_keywords])
+def test_hooks_and_replaced_passes_are_noticed(change: Callable[[PreTrainedModel], None]) -> None:
+    model, prompt = tiny_model("llama"), [3 + number % 90 for number in range(100)]
+    engine = CocoaEngine(model, tiny_tokenizer())
+    before = engine.generate(prompt, max_new_tokens=8)
+    change(model)
+    answer = engine.generate(prompt, max_new_tokens=8)
+    assert_alike(answer, CocoaEngine(copy.deepcopy(model), tiny_tokenizer()).generate(prompt, max_new_tokens=8))
+    assert [span.score for span in answer.spans] != near([span.score for span in before.spans])
+    assert (engine.info().forward, answer.usage.cached_tokens) == ("modules", 0)
 
 
 def test_what_was_tried_on_other_weights_is_tried_again() -> None:

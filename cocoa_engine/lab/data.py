@@ -211,9 +211,9 @@ class _SwapRow(RowModel):
 
     question: str
     org_context: str
-    org_answer: list[str]
+    org_answer: list[str] = Field(min_length=1)
     sub_context: str
-    sub_answer: list[str]
+    sub_answer: list[str] = Field(min_length=1)
 
 
 def read_questions(path: str | Path) -> list[Question]:
@@ -241,7 +241,7 @@ def read_questions(path: str | Path) -> list[Question]:
             group = row.question if row.group is None else str(row.group)
             rows = [Question(row.question, context, tuple(row.answers), group)]
         for question in rows:
-            unanswered = not question.answers and question.context is not None
+            unanswered = not question.answers and row.context is not None
             if not question.text.strip() or not (unanswered or any(map(normalized, question.answers))):
                 raise DataError(
                     f"{where}: the question is empty, or none of its answers contains a word. Only a question with a "

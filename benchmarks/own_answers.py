@@ -235,6 +235,8 @@ def fitted(options: argparse.Namespace) -> Iterator[str]:
         for part in dict.fromkeys(["", *parts.tolist()]):
             of_part = (parts == part) | (part == "")
             wrong = labelled.labels[of_part]
+            if wrong.all() or not wrong.any():
+                continue
             cells = [f"{kind} {part}", f"{wrong.sum()} of {len(wrong)}"]
             for risk in (of_items[of_part] for of_items in risks):
                 stopped = risk[wrong] > np.quantile(risk[~wrong], 0.9)

@@ -142,8 +142,9 @@ class LabelledAnswers:
             about = dict.fromkeys(features, f"{self.data.name}, {len(self.records)} given answers, {how}")
         if self.questions is not None:
             with answering(len(self.asked)) as stage:
-                kept: Any = {"cache": answers_kept, "advance": stage.advance}
-                features["answer"] = own_answers(engine, self.asked, config, layer=layer, **kept)
+                features["answer"] = own_answers(
+                    engine, self.asked, config, layer=layer, cache=answers_kept, advance=stage.advance
+                )
             about["answer"] = f"{self.questions.name}, the model's own answers to {len(self.asked)} questions"
         if self.self_made:
             made = made_questions(self.texts, number, self.seed)
@@ -358,6 +359,8 @@ def calibrate(
         if is_wrong:
             raise ConfigError(message)
     calibrator = None if check is None else RiskCalibrator.load(check)
+    if calibrator is not None and calibrator.probes and own:
+        raise ConfigError("the calibrator has a probe, which is checked on labelled data: leave out --self")
     if calibrator is not None:
         config = as_fitted(config, calibrator.settings, check)
     need("sklearn", extra="risk", what="cocoa calibrate")

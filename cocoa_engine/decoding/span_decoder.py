@@ -238,6 +238,7 @@ class SpanDecoder:
     ) -> None:
         """Add a span with both MLDS, log p_S and its score to ``decided``. Decoding ends if it reaches ``max_risk``."""
         con, f, log_prob, score = measured
+        probes = self._states.probe_scores(pooled_states([branch])) if self._states.probes else {}
         copied, before = self._history.extend(branch.token_ids, branch.log_probs, branch.entropies)
         span = Span(
             **NOT_PLACED,
@@ -253,7 +254,7 @@ class SpanDecoder:
             token_copied=copied,
             preceding=before,
             top_log_probs=branch.top or None,
-            **{name: score for name, (score,) in self._states.probe_scores(pooled_states([branch])).items()},
+            **{name: score for name, (score,) in probes.items()},
         )
         span = with_source_attention(span, None if self._measure is None else self._measure.calibrator)
         self.decided.append(span)

@@ -53,8 +53,8 @@ class StateReader:
 
     def probe_scores(self, states: Tensor) -> dict[str, list[float]]:
         """The scores of W spans by each probe, by their field. A span's score is the mean of its tokens'."""
-        return {
-            name: (states[row].float() @ weights.to(states.device) + intercept).tolist()
+        return {  # a product of matrices would follow the caller's autocast
+            name: ((states[row].float() * weights.to(states.device)).sum(-1) + intercept).tolist()
             for name, (row, weights, intercept) in self.probes.items()
         }
 

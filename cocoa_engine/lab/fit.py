@@ -160,28 +160,28 @@ def folds_of(items: LabelledFeatures, folds: int, seed: int = 0) -> Folds:
 
 
 STRENGTHS, FOLDS = (0.1, 1.0, 10.0), 5
-"""Strengths of the ridge penalty on standardised states, for each span, of which every fit selects one; and the folds
+"""Strengths of the ridge penalty on standardised states, for each item, of which every fit selects one; and the folds
 of the cross-fit. With fewer prompts of a class, there are as many folds as such prompts, and at least 2."""
 
 
 class Direction(NamedTuple):
-    """A direction of hidden states: the score of a span is w . h + b, with its mean state h and weights w, ``[d]``."""
+    """A direction of hidden states: the score of an item is w . h + b, with its mean state h and weights w, ``[d]``."""
 
     weights: Floats
     intercept: float
 
 
 def scores_of(direction: Direction | Probe, states: Floats32) -> Floats:
-    """The score of each span, ``[n]``, from ``[n, d]``."""
+    """The score of each item, ``[n]``, from ``[n, d]``."""
     scores: Floats = states.astype(np.float64) @ np.array(direction.weights) + direction.intercept
     return scores
 
 
 def fit_direction(states: Floats32, labels: NDArray[np.bool_], folds: Folds) -> tuple[Direction, Floats]:
-    """Fit a direction on all spans, and score each span by a direction that was fitted without its prompt.
+    """Fit a direction on all items, and score each item by a direction that was fitted without its prompt.
 
     What is fitted on top of the scores must use these cross-fitted ones, ``[n]``: a direction of hundreds of numbers
-    separates the spans that it was fitted on too well.
+    separates the items that it was fitted on too well.
     """
     mean, scale = states.mean(axis=0), states.std(axis=0)
     scale[scale == 0] = 1

@@ -52,6 +52,7 @@ _STATISTICS = (
     ("f_mlds", "fMLDS", ".3f"),
     ("score", "score", ".2f"),
     ("probe", "probe", ".3f"),
+    ("answer_probe", "answer probe", ".3f"),
     ("source_attention", "source attention", ".3f"),
     ("penalty", "penalty", ".2f"),
 )

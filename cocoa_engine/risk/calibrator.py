@@ -110,6 +110,8 @@ class RiskCalibrator(SettingsModel, Part):
             raise ValueError("it has no risk, neither of spans nor of answers")
         if self.heads is not None and (not self.heads or min(map(min, self.heads)) < 0):
             raise ValueError("heads: one or more pairs of a layer and a head are needed, counted from 0")
+        if (self.probe and not self.span) or (self.answer_probe and not self.answer):
+            raise ValueError("it has a probe, which is a feature of a risk that it does not have")
         if self.closed_book is not None and self.answer is None:
             raise ValueError("it has a risk of answers to short prompts, and none of other answers")
         for fitted, probe, names in (

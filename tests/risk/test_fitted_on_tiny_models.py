@@ -149,6 +149,7 @@ def test_heads_that_the_model_does_not_have_and_a_prompt_of_one_token(folder: Pa
     assert 0 <= engine.score([5], [6, 7]).answer_risk <= 1
 
 
+PROBE = {"layer": 1, "model_name": "m", "dtype": "float32", "weights": [1.0], "intercept": 0.0}
 SPAN_THRESHOLD = {"rule": "recall", "target": 0.8, "precision": 0.5, "recall": 0.8, "prompts": 9}
 
 
@@ -177,7 +178,9 @@ def test_a_risk_is_finite_or_refused(plain: RiskCalibrator, tmp_path: Path) -> N
         ({"span": {**span, "domain": {**span["domain"], "centre": [0.0]}}}, "one row and one column"),
         ({"span": {**span, "domain": {**span["domain"], "precision": "AAAA"}}}, "float32"),
         ({"span": {**span, "domain": {**span["domain"], "centre": "AADAfw=="}}}, "finite number"),
-        ({"probe": {"layer": 1, "model_name": "m", "dtype": "float32", "weights": [1.0], "intercept": 0.0}}, "probe"),
+        ({"probe": PROBE}, "this version measures .*, probe"),
+        ({"answer_probe": PROBE}, "this version measures .*, probe"),
+        ({"answer_probe": PROBE, "answer": None}, "a risk that it does not have"),
     ):
         (tmp_path / "risk.json").write_text(json.dumps({**good, **change}))
         with pytest.raises(CalibrationError, match=message) as raised:
@@ -205,7 +208,9 @@ def test_a_probe_reads_its_layer(kind: str, middle_layers: Any, folder: Path, pr
     assert probed.probe.layer == 2 * model.config.num_hidden_layers // 3
     assert probed.span.features[-1] == "probe"
     seen = {level: without(getattr(probed, level), *SOURCE_FEATURES) for level in ("span", "answer")}
-    blind = probed.model_copy(update={"heads": None, **seen})
+    lower = probed.answer_probe.model_copy(update={"layer": probed.probe.layer - 1})
+    blind = probed.model_copy(update={"heads": None, "answer_probe": lower, **seen})
+    assert blind.spans_only() == blind.model_copy(update={"answer": None, "answer_probe": None})
     engine = engine_of(folder, model)
     use_backend(engine, made(model, kind, "stock"))
     found = calibrated(engine, blind).generate(PROMPT, middle_layers=middle_layers)
@@ -220,9 +225,8 @@ def test_a_probe_reads_its_layer(kind: str, middle_layers: Any, folder: Path, pr
         assert span.risk == blind.risk(span)
         assert other.probe is None
         assert other.answer_probe is None
-    whole = probed.answer_probe
-    state = state_of(model, before, whole.layer, len(found.token_ids))
-    score = float(state @ torch.tensor(whole.weights)) + whole.intercept
+    state = state_of(model, before, lower.layer, len(found.token_ids))
+    score = float(state @ torch.tensor(lower.weights)) + lower.intercept
     assert answer_features(found)[-1] == pytest.approx(score, abs=2e-4)
     assert found.answer_risk == blind.answer_risk(found)
     text = found.token_ids[:5]
@@ -238,6 +242,18 @@ def without(risk: Any, *names: str) -> Any:
     kept = [place for place, one in enumerate(risk.features) if one not in names]
     columns = {key: [getattr(risk, key)[place] for place in kept] for key in ("features", "means", "scales", "weights")}
     return risk.model_copy(update={**columns, "domain": None})
+
+
+def test_the_caller_s_autocast_changes_no_probe(folder: Path, probed: RiskCalibrator) -> None:
+    engine = calibrated(engine_of(folder), probed)
+
+    def results() -> list[Any]:
+        return [engine.generate(PROMPT), *engine.score(PROMPT, ["ab", "cd"]), engine.score(PROMPT, "abcd", divide=True)]
+
+    expected = results()
+    assert all(span.probe != span.answer_probe is not None for answer in expected for span in answer.spans)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert results() == expected
 
 
 def test_a_probe_is_of_one_model_and_dtype(folder: Path, probed: RiskCalibrator, tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
+from pyarrow import parquet
 
 from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, ConfigError, DataError
 from cocoa_engine.cli.calibrate import read_documents
@@ -99,8 +101,6 @@ def test_labels_of_words(part: str, tmp_path: Path) -> None:
 
 
 def test_parquet(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     row = {"question": "Who?", "org_context": "He.", "org_answer": ["he"], "sub_context": "She.", "sub_answer": ["she"]}
     file, empty = tmp_path / "a.parquet", io.BytesIO()
     parquet.write_table(pyarrow.Table.from_pylist([row]), file)
@@ -165,8 +165,6 @@ def test_caches_of_answers(tmp_path: Path, required: bool) -> None:
 
     check()
 
-
-pytest.importorskip("rouge_score")
 
 PIGS = {"question": "Can pigs fly?", "best_answer": "No", "correct_answers": ["No", "Never"]}
 RECORDS: dict[str, dict[str, Any]] = {

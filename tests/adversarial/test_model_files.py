@@ -19,6 +19,8 @@ from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model
 from cocoa_engine.model import gguf_tokenizer, weight_identity
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
+from cocoa_integrations.server.command import KEYS_VARIABLE, given_keys
+from cocoa_integrations.server.settings import ServerSettings
 from tests.helpers.family_gguf import write_family, write_tiny_gguf
 from tests.helpers.made_up_risk import TINY, fitted
 from tests.helpers.mutations import broken, broken_json, each_change, fuzz, mutated, mutated_json, outcome, survives
@@ -387,10 +389,6 @@ def test_checksums_of_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_files_of_api_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("fastapi")
-    from cocoa_integrations.server.command import KEYS_VARIABLE, given_keys
-    from cocoa_integrations.server.settings import ServerSettings
-
     monkeypatch.delenv(KEYS_VARIABLE, raising=False)
     file = tmp_path / "keys"
     file.write_bytes(b"# of the team\nfirst-key\n\n  second-key\n")

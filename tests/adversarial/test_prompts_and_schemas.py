@@ -41,7 +41,6 @@ def tiny() -> CocoaEngine:
 
 @pytest.fixture(scope="module")
 def tiny_with_end() -> CocoaEngine:
-    pytest.importorskip("llguidance")
     return CocoaEngine(tiny_model("llama"), tiny_tokenizer())
 
 
@@ -391,7 +390,6 @@ def test_pictures(parts: list[tuple[str, float]], title: str) -> None:
 @given(ANSWERS)
 @example([("$\\frac{1}{0}$ </text><script>\x00", 0.9)])
 def test_plots(parts: list[tuple[str, float]]) -> None:
-    pytest.importorskip("matplotlib")
     buffer = io.StringIO()
     answered(parts).plot().savefig(buffer, format="svg", metadata={"Date": None})
     assert not tags_of(buffer.getvalue()) & {"script", "image", "a", "foreignObject"}

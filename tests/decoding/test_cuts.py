@@ -149,7 +149,6 @@ def test_a_stop_only_cuts(data: st.DataObject, tmp_path_factory: pytest.TempPath
 
 
 def test_a_stop_in_a_grammar_only_cuts(engine: CocoaEngine) -> None:
-    pytest.importorskip("llguidance")
     schema = {"type": "object", "properties": {"city": {"type": "string"}, "river": {"type": "string"}}}
     grammar = engine.constrain(json_schema={**schema, "required": ["city", "river"]})
     free = engine.generate(PROMPTS["json"], max_new_tokens=24, logits_processor=grammar)

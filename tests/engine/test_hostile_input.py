@@ -5,15 +5,16 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 from unittest.mock import Mock
 
+import pyarrow
 import pytest
 import typer
+from pyarrow import parquet
 from rich.console import Group
 from rich.control import Control
 from rich.markdown import Markdown
@@ -48,17 +49,12 @@ from cocoa_engine.model.language_model import MACHINE_ERRORS
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.server.settings import ServerSettings
+from cocoa_integrations.tool_calling.request import ToolRequest
 from tests.helpers.family_gguf import write_family
 from tests.helpers.in_threads import Asks
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.mutations import CONTROLS, MESSAGE_LIMIT
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
-
-with suppress(ImportError):
-    import pyarrow
-    from pyarrow import parquet
-
-needs_pyarrow = pytest.mark.skipif("pyarrow" not in globals(), reason="needs pyarrow")
 
 ESCAPE = "\x1b[31m\x9b2J\u202e\x07"
 
@@ -96,7 +92,6 @@ def message_of(error: type[Exception], call: Callable[[], Any]) -> str:
     ids=str,
 )
 def test_what_is_no_grammar(options: dict[str, Any], message: str, tiny: CocoaEngine) -> None:
-    pytest.importorskip("llguidance")
     assert message in message_of(ConfigError, lambda: tiny.constrain(**options))
 
 
@@ -170,7 +165,6 @@ def test_a_generation_config_whose_fault_shows_late_and_errors_of_a_user_s_proce
 
 
 def test_a_grammar_and_an_end_token_that_is_none_or_outside_the_vocabulary() -> None:
-    pytest.importorskip("llguidance")
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["stranger"])
     engine = CocoaEngine(tiny_model("llama"), tokenizer)
@@ -208,9 +202,6 @@ def test_what_is_no_cancellation_and_no_timeline(tiny: CocoaEngine) -> None:
 @pytest.mark.parametrize("is_deep", [True, False])
 def test_schemas_that_are_no_json(is_deep: bool, tiny: CocoaEngine) -> None:
     """One is too deep, the other holds itself."""
-    pytest.importorskip("llguidance")
-    from cocoa_integrations.tool_calling.request import ToolRequest
-
     schema: dict[str, Any] = {"type": "object"}
     inner = schema
     for _ in range(100_000 if is_deep else 0):
@@ -292,8 +283,7 @@ def test_a_model_whose_code_fails() -> None:
 
 
 def test_a_tokenizer_with_which_no_grammar_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = pytest.importorskip("llguidance")
-    monkeypatch.setattr(made, "LLTokenizer", Mock(side_effect=ValueError(ESCAPE * 10**4)))
+    monkeypatch.setattr("llguidance.LLTokenizer", Mock(side_effect=ValueError(ESCAPE * 10**4)))
     assert "a grammar cannot be enforced" in message_of(ConfigError, lambda: matchers.load_tokenizer("{}", [2]))
 
 
@@ -332,7 +322,6 @@ def test_a_compressed_file_may_not_inflate_without_limit(tmp_path: Path, monkeyp
     message_of(DataError, lambda: files.read_text(file))
 
 
-@needs_pyarrow
 @pytest.mark.parametrize(
     ("text", "repeated"), [(["a" * 3 * 2**20], False), (["a" * 2**15] * 96, True), ([None] * 10**5, True)]
 )
@@ -386,7 +375,6 @@ def with_false_sizes(data: bytes) -> bytes:
     return data[:start] + footer
 
 
-@needs_pyarrow
 @pytest.mark.parametrize("shape", ["text", "struct", "list", "map", "json"])
 def test_a_parquet_file_with_false_sizes(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text of 1 MiB, a thousand times, in a file of a few kilobytes. It is refused before the memory is used."""
@@ -417,7 +405,6 @@ COLUMNS: dict[str, list[Any]] = {
 }
 
 
-@needs_pyarrow
 @pytest.mark.parametrize("options", [{}, {"use_dictionary": False}, {"row_group_size": 2}, {"store_schema": False}])
 def test_parquet_values_are_those_that_were_written(options: dict[str, Any], tmp_path: Path) -> None:
     columns = {name: pyarrow.array(values) for name, values in COLUMNS.items()}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import distributed
+from torchao import quantization
 from transformers import TorchAoConfig
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, ModelLoadError, Runtime
@@ -94,7 +95,6 @@ CONFIG = CocoaConfig(max_new_tokens=16)
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text"])
 def test_int8_weights_decode_as_the_reference_does_on_them(architecture: str, tmp_path: Path) -> None:
     """Also those of a checkpoint saved quantised, which says in its config how: no option is needed."""
-    quantization = pytest.importorskip("torchao.quantization")
 
     def int8_weights(engine: CocoaEngine) -> int:
         linears = (module for module in engine.model.modules() if isinstance(module, torch.nn.Linear))

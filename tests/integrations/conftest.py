@@ -4,7 +4,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from cocoa_engine import CocoaEngine
 from tests.helpers.eval_data import write_jsonl, write_truthfulqa
@@ -42,9 +44,6 @@ def truthfulqa(tmp_path: Path) -> Path:
 @pytest.fixture
 def data_files(tmp_path: Path, truthfulqa: Path) -> dict[str, Path]:
     """A data file of two or three records for each task, in the shape in which it is published."""
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
     folder = tmp_path / "data"
     folder.mkdir()
     nq = [

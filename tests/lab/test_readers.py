@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from cocoa_engine import DataError
 from cocoa_engine.cli.calibrate import read_documents
@@ -227,8 +229,6 @@ def test_the_gold_passage_of_nq_is_the_context(tmp_path: Path) -> None:
 
 def test_nq_swap_as_published(tmp_path: Path) -> None:
     """Each question with its own passage, and once with a swapped answer."""
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     row = {"question": "who wrote dune", "org_context": "By Frank Herbert.", "org_answer": ["Frank Herbert"]}
     rows = [{**row, "sub_context": f"By {name}.", "sub_answer": [name]} for name in ("Ann Lee", "Bo Ek")]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "dev.parquet")

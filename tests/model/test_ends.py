@@ -103,7 +103,6 @@ def test_an_answer_ends_at_each_of_them(model: Any, own: Any) -> None:
 
 
 def test_a_grammar_may_end_with_each_of_them(model: Any) -> None:
-    pytest.importorskip("llguidance")
     engine = CocoaEngine(model, tokenizer_with(CHATML, None))
     model.generation_config = GenerationConfig()
     assert engine.generate("a", logits_processor=engine.constrain(regex="[a-z]{2}")).finish_reason == "eos"

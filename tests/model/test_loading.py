@@ -399,11 +399,10 @@ def test_the_engine_loads_to_the_gpu_if_there_is_one(gpu: bool, monkeypatch: pyt
 def test_every_adapter_and_the_command_line_load_to_the_same_device(
     gpu: bool, device_map: str | None, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from cocoa_integrations.lm_eval import CocoaLM  # imports for seconds
+
     loads: list[dict[str, Any]] = []
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda **arguments: loads.append(arguments) or engine)
-    pytest.importorskip("lm_eval")
-    from cocoa_integrations.lm_eval import CocoaLM
-
     options: dict[str, Any] = {} if device_map == "auto" else {"device_map": device_map}
     ChatCocoa(model="a", **options).load()
     LangChainLLM(model="b", **options).load()

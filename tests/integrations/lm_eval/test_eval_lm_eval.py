@@ -7,13 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-
-pytest.importorskip("lm_eval")
-
 import lm_eval
 import lm_eval.tasks
+import pytest
+import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM

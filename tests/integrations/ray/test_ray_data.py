@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.cli.score import score_rows
@@ -126,9 +128,6 @@ def test_an_actor_that_is_killed_is_replaced(
 
 
 def test_parquet_in_and_out(load: LoadOptions, engine_here: CocoaEngine, tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
     table = pyarrow.Table.from_pylist([{"prompt": "One", "text": " two", "id": 1}, {"prompt": "No text", "id": 2}])
     given = tmp_path / "given.parquet"
     parquet.write_table(table, given)

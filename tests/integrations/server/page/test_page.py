@@ -460,7 +460,6 @@ def test_settings_are_sent(page: Page, site: Site) -> None:
 def test_the_request_as_a_command_and_as_a_program(
     context: BrowserContext, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("openai")
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     said = 'It\'s "quoted" $(touch x) `y` \\n ${z} é 😀.'
     column = ask(page, said, stop=["###"], parallel_tool_calls=True, seed=None)

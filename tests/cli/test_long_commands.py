@@ -173,7 +173,7 @@ def test_other_conditions_have_other_files(tiny: CocoaEngine, tmp_path: Path) ->
     other_template.chat_template = "{{ messages[0].content }}"
     other_tokens = tiny_tokenizer()
     other_tokens.add_tokens(["house"])
-    heads = heads_file(tmp_path, tiny.num_layers, 4, [(1, 2)])
+    heads = heads_file(tmp_path, tiny.model, [(1, 2)])
     files = [
         file(),
         file(chat=True),

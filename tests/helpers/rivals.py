@@ -9,8 +9,10 @@ from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
 RIVALS = ("dola", "decore", "diver")
 
 
-def heads_file(folder: Path, num_layers: int, num_heads: int, heads: list[tuple[int, int]]) -> str:
-    scored = [ScoredHead(layer=layer, head=head, score=0.5) for layer, head in heads]
+def heads_file(folder: Path, model: Any, heads: list[tuple[int, int]] | None = None) -> str:
+    """The name of a file with heads of a model, by default :func:`heads_of` it."""
+    num_layers, num_heads = model.config.num_hidden_layers, model.config.num_attention_heads
+    scored = [ScoredHead(layer=layer, head=head, score=0.5) for layer, head in heads or heads_of(model)]
     found = RetrievalHeads(model_name="m", num_layers=num_layers, num_heads=num_heads, samples=1, heads=scored)
     path = folder / f"heads-{num_layers}-{num_heads}.json"
     path.write_text(found.model_dump_json())
@@ -24,7 +26,6 @@ def heads_of(model: Any) -> list[tuple[int, int]]:
 
 def config_of(method: str, model: Any, folder: Path, **settings: Any) -> CocoaConfig:
     if method == "decore":
-        heads = heads_of(model)
-        file = heads_file(folder, model.config.num_hidden_layers, model.config.num_attention_heads, heads)
-        settings = {"decore_heads": file, "decore_masked_heads": len(heads), **settings}
+        masked = len(heads_of(model))
+        settings = {"decore_heads": heads_file(folder, model), "decore_masked_heads": masked, **settings}
     return CocoaConfig(method=method, **settings)

@@ -43,7 +43,7 @@ from tests.helpers.backends import made
 from tests.helpers.inside import use_backend
 from tests.helpers.made_up_risk import labelled_items, risk
 from tests.helpers.processes import python
-from tests.helpers.rivals import heads_file, heads_of
+from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import engine_of, tiny_model, tiny_tokenizer
 
 COUNT = len(labelled_items(1).names)
@@ -469,8 +469,7 @@ def test_fitting_on_the_models_own_answers(engine: CocoaEngine) -> None:
 def tiny_with_heads(folder: Path) -> tuple[CocoaEngine, RetrievalHeads]:
     model = tiny_model("llama", max_position_embeddings=2048)
     engine = use_backend(CocoaEngine(model, tiny_tokenizer()), made(model, "lean", "stock"))
-    heads = heads_file(folder, model.config.num_hidden_layers, model.config.num_attention_heads, heads_of(model))
-    return engine, RetrievalHeads.model_validate_json(Path(heads).read_text())
+    return engine, RetrievalHeads.model_validate_json(Path(heads_file(folder, model)).read_text())
 
 
 @pytest.mark.slow

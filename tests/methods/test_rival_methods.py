@@ -164,13 +164,13 @@ def test_bad_settings(engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ConfigError, match="cocoa heads"):
         tiny.generate("Hello", method="decore")
     (tmp_path / "bad.json").write_text("{}")
-    outside = Path(heads_file(tmp_path, 6, 4, [(0, 3)]))
+    outside = Path(heads_file(tmp_path, tiny.model, [(0, 3)]))
     outside.write_text(outside.read_text().replace('"head":3', '"head":9'))
     for file, message in (
         (tmp_path / "none.json", "cannot be read"),
         (tmp_path / "bad.json", "not a file of `cocoa heads`"),
         (outside, "a head is outside"),
-        (heads_file(tmp_path, 4, 4, [(0, 0)]), "4 layers of 4"),
+        (heads_file(tmp_path, tiny_model("llama", num_hidden_layers=4)), "4 layers of 4"),
     ):
         with pytest.raises(ConfigError, match=message):
             engine.generate("Hello", method="decore", decore_heads=str(file))
@@ -389,7 +389,7 @@ def test_models_that_a_method_does_not_fit(
     width = {"word_embed_proj_dim": 16} if architecture == "opt" else {}
     model = tiny_model(architecture, **width)
     if settings is DECORE:
-        settings = {**DECORE, "decore_heads": heads_file(tmp_path, 6, 4, [(0, 0)])}
+        settings = {**DECORE, "decore_heads": heads_file(tmp_path, tiny_model("llama"))}
     engine = CocoaEngine(model, tiny_tokenizer())
     with pytest.raises(UnsupportedModelError, match=message):
         engine.generate(prompts(1)[0], **settings)

@@ -97,8 +97,7 @@ def test_without_its_heads_and_where_attention_cannot_be_seen_it_is_not_used(mon
 
 def test_other_settings_or_heads_are_measured_without_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     one, _ = default(monkeypatch)
-    model = one.model.config
-    others = heads_file(tmp_path, model.num_hidden_layers, model.num_attention_heads, [(0, 1)])
+    others = heads_file(tmp_path, one.model, [(0, 1)])
     assert not one.generate(PROMPT, decore_heads=others).calibrated
     other = one.generate(PROMPT, gamma=0.2)
     assert not other.calibrated
@@ -162,7 +161,7 @@ def test_the_length_of_the_prompt_decides(calibrator: RiskCalibrator) -> None:
 
 def test_a_named_passage_is_one_however_short(tmp_path: Path) -> None:
     model = tiny_model("llama")
-    heads = heads_file(tmp_path, model.config.num_hidden_layers, model.config.num_attention_heads, [(1, 0)])
+    heads = heads_file(tmp_path, model, [(1, 0)])
     engine = CocoaEngine(model, tiny_tokenizer(), config=CONFIG.replace(decore_heads=heads))
     assert engine.generate("abcd efgh ijkl").closed_book
     assert not engine.generate("abcd efgh ijkl", source=[(0, 4)]).closed_book

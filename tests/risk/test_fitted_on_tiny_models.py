@@ -49,8 +49,7 @@ def labelled(count: int = 14) -> list[LabelledText]:
 def engine_of(folder: Path, model: Any = None, **settings: Any) -> CocoaEngine:
     """An engine whose retrieval heads are known."""
     model = tiny_model("llama") if model is None else model
-    size = model.config.num_hidden_layers, model.config.num_attention_heads
-    config = CocoaConfig(decore_heads=heads_file(folder, *size, heads_of(model)), max_new_tokens=12, gamma=0.2)
+    config = CocoaConfig(decore_heads=heads_file(folder, model), max_new_tokens=12, gamma=0.2)
     return CocoaEngine(model, tiny_tokenizer(), model_name="tiny", config=config.replace(**settings))
 
 
@@ -99,7 +98,7 @@ def test_source_attention_is_a_feature(folder: Path, plain: RiskCalibrator, tmp_
 
 def test_heads_of_the_settings_come_first(folder: Path, plain: RiskCalibrator, tmp_path: Path) -> None:
     model = tiny_model("llama")
-    others = heads_file(tmp_path, model.config.num_hidden_layers, model.config.num_attention_heads, [(1, 0)])
+    others = heads_file(tmp_path, model, [(1, 0)])
     engine = engine_of(folder, model).with_calibrator(plain)
     with pytest.warns(CalibrationWarning, match="the source attention is that of the heads in"):
         found = engine.generate(PROMPT, decore_heads=others)

@@ -47,8 +47,7 @@ RANGES = (range(1, 6), range(8, 8), range(4, 12), range(12, 27), range(20, 25))
 
 
 def engine_on(model: PreTrainedModel, folder: Path, kind: str | None = None, linears: Any = "stock") -> CocoaEngine:
-    size = model.config.num_hidden_layers, model.config.num_attention_heads
-    config = CocoaConfig(decore_heads=heads_file(folder, *size, heads_of(model)), max_new_tokens=12, gamma=0.2)
+    config = CocoaConfig(decore_heads=heads_file(folder, model), max_new_tokens=12, gamma=0.2)
     engine = CocoaEngine(model, tiny_tokenizer(), config=config)
     return engine if kind is None else use_backend(engine, made(model, kind, linears))
 

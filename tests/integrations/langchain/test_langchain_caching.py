@@ -47,9 +47,7 @@ def test_no_setting_replays_an_answer_of_another(
     kind: Any, setting: str, quick_engine: CocoaEngine, spy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert set(OTHER) == set(CocoaConfig.model_fields)
-    config = quick_engine.model.config
-    heads = heads_file(tmp_path, config.num_hidden_layers, config.num_attention_heads, [(0, 0)])
-    Path(heads).rename(tmp_path / "heads.json")
+    Path(heads_file(tmp_path, quick_engine.model, [(0, 0)])).rename(tmp_path / "heads.json")
     monkeypatch.chdir(tmp_path)
     model = kind(engine=quick_engine, max_new_tokens=4)
     other = {setting: OTHER[setting], **({"method": "sample"} if setting in OF_SAMPLING else {})}

@@ -43,7 +43,7 @@ from cocoa_integrations.langchain import (
 from cocoa_integrations.langchain.composed import called_model
 from tests.helpers.alike import close, near, stand_in, to_dicts, without_markers
 from tests.helpers.reasoning_models import HYBRID, PLAIN, reasoning_engine, saying
-from tests.helpers.rivals import heads_file, heads_of
+from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import engine_for_schemas
 
 DOCUMENTS = [Document("the red one", id="a", metadata={"file": "x"}), Document("a loaf is nine"), Document("it rains")]
@@ -95,8 +95,7 @@ def test_the_reasoning_is_not_cited(detail: str) -> None:
 @pytest.fixture
 def seeing_chat(quick_engine: CocoaEngine, tmp_path: Path) -> ChatCocoa:
     """A model whose retrieval heads are known."""
-    size = quick_engine.num_layers, quick_engine.model.config.num_attention_heads
-    heads = heads_file(tmp_path, *size, heads_of(quick_engine.model))
+    heads = heads_file(tmp_path, quick_engine.model)
     return ChatCocoa(engine=quick_engine, max_tokens=12, risk_metadata="full", decore_heads=heads)
 
 

@@ -22,8 +22,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> CocoaEngine:
     tokenizer.chat_template = PLAIN
     model = tiny_model("llama", seed=10, max_position_embeddings=8192)
     model.config.eos_token_id = model.generation_config.eos_token_id = None
-    sizes = (model.config.num_hidden_layers, model.config.num_attention_heads)
-    heads = heads_file(tmp_path_factory.mktemp("heads"), *sizes, [(1, 0), (3, 2)])
+    heads = heads_file(tmp_path_factory.mktemp("heads"), model, [(1, 0), (3, 2)])
     return CocoaEngine(model, tokenizer, config=CocoaConfig(decore_heads=heads), model_name="quick")
 
 

@@ -23,7 +23,7 @@ from cocoa_integrations.llama_index import CocoaLLM, RiskCitationQueryEngine
 from tests.helpers.alike import near, stand_in, to_dicts, without_markers
 from tests.helpers.llama_index_helpers import Finds, answered
 from tests.helpers.reasoning_models import PLAIN
-from tests.helpers.rivals import heads_file, heads_of
+from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import LoweringTokenizer, tiny_model, tiny_tokenizer
 
 QUESTION = "Who?"
@@ -47,10 +47,6 @@ def quick() -> CocoaEngine:
 @pytest.fixture(scope="module")
 def lowering() -> CocoaEngine:
     return engine_of(LoweringTokenizer())
-
-
-def heads(engine: CocoaEngine, folder: Path) -> str:
-    return heads_file(folder, engine.num_layers, engine.model.config.num_attention_heads, heads_of(engine.model))
 
 
 def asked(texts: tuple[str, ...] = TEXTS) -> list[dict[str, Any]]:
@@ -126,7 +122,7 @@ def check(shown: Cited, plain: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.1}])
 @pytest.mark.parametrize("how", OF_LANGCHAIN + OF_LLAMA_INDEX)
 async def test_citations(how: str, options: dict[str, Any], quick: CocoaEngine, tmp_path: Path) -> None:
-    known = {"decore_heads": heads(quick, tmp_path)}
+    known = {"decore_heads": heads_file(tmp_path, quick.model)}
     model = {**known, "generate_kwargs": options} if how in OF_LLAMA_INDEX else {**known, **options}
     shown = await cited(quick, how, model=model, min_attention=0.0)
     plain = quick.chat(asked(), max_new_tokens=12, source=TEXTS, **known, **options)
@@ -189,7 +185,7 @@ async def test_attention_that_cannot_be_measured(
 
 @pytest.mark.parametrize("how", ["ainvoke", "aquery", "retry"])
 async def test_the_tokenizer_may_change_the_sources(how: str, lowering: CocoaEngine, tmp_path: Path) -> None:
-    model, texts = {"decore_heads": heads(lowering, tmp_path)}, CHANGED_BY_THE_TOKENIZER
+    model, texts = {"decore_heads": heads_file(tmp_path, lowering.model)}, CHANGED_BY_THE_TOKENIZER
     if how == "retry":
         chat = ChatCocoa(engine=lowering, max_tokens=6, risk_metadata="full", **model)  # type: ignore[arg-type]
         found = RunnableLambda(lambda _: [Document(text) for text in texts])

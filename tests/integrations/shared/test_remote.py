@@ -47,7 +47,7 @@ from tests.helpers.inside import sequences_running
 from tests.helpers.live_server import Recording, listening, serving
 from tests.helpers.llama_index_helpers import Finds
 from tests.helpers.reasoning_models import OPENS, READS_REASONING, speaker
-from tests.helpers.rivals import heads_file, heads_of
+from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import PATHS, QUESTION, Order, engine_for_schemas
 
 each_kind = pytest.mark.parametrize("kind", [ChatCocoa, LlamaIndexLLM])
@@ -483,9 +483,7 @@ async def test_a_text_model_continues_a_prompt_at_the_server(engine: CocoaEngine
 @pytest.fixture
 def seeing(engine: CocoaEngine, tmp_path: Path) -> Iterator[tuple[ChatCocoa, ChatCocoa]]:
     """A model whose retrieval heads are known."""
-    size = engine.num_layers, engine.model.config.num_attention_heads
-    heads = heads_file(tmp_path, *size, heads_of(engine.model))
-    config = engine.config.replace(decore_heads=str(heads))
+    config = engine.config.replace(decore_heads=heads_file(tmp_path, engine.model))
     aware = CocoaEngine(engine.model, engine.tokenizer, model_name="quick", config=config)
     with serving(aware) as url:
         yield here_and_there(aware, url)

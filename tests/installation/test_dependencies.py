@@ -15,12 +15,11 @@ from packaging.utils import canonicalize_name
 
 from cocoa_engine.errors import DISTRIBUTIONS, CocoaError, MissingExtraError, need
 from cocoa_engine.memory import quiet_torchao
-from tests.helpers.paths import PYPROJECT, ROOT
+from tests.helpers.paths import PYPROJECT, ROOT, requirements
 from tests.helpers.processes import run
 
 OURS = ("cocoa_engine", "cocoa_integrations")
 PROJECT = PYPROJECT["project"]
-NAME = PROJECT["name"]
 
 EXTRA_OF_FOLDER = {
     "cocoa_integrations/langchain/agents.py": "agents",
@@ -115,16 +114,8 @@ def _needs() -> list[tuple[str, str, str]]:
 
 
 def _requirements(lines: list[str]) -> dict[str, Requirement]:
-    """Requirements by package; those on an extra of this package are replaced by what it brings."""
-    found: dict[str, Requirement] = {}
-    for line in lines:
-        one = Requirement(line)
-        if canonicalize_name(one.name) == NAME:
-            for extra in one.extras:
-                found.update(_requirements(PROJECT["optional-dependencies"][extra]))
-        else:
-            found[canonicalize_name(one.name)] = one
-    return found
+    """Requirements by package."""
+    return {canonicalize_name(one.name): one for one in requirements(lines)}
 
 
 BASE = _requirements(PROJECT["dependencies"])

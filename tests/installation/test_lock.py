@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.helpers.paths import PYPROJECT, ROOT
+from tests.helpers.paths import PYPROJECT, ROOT, requirements
 from tests.installation import install_lock
 
 PLATFORM: dict[str, Any] = {
@@ -39,22 +39,12 @@ on_its_platform = pytest.mark.skipif(
 )
 
 
-def _applies(one: Requirement, extra: str = "") -> bool:
-    return one.marker is None or one.marker.evaluate({**PLATFORM, "extra": extra})
+def _applies(one: Requirement) -> bool:
+    return one.marker is None or one.marker.evaluate({**PLATFORM, "extra": ""})
 
 
-def _asked(extra: str) -> list[Requirement]:
-    """What the package and one of its extras ask for, with the extras that this one names resolved."""
-    asked = []
-    for one in map(Requirement, PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]):
-        if canonicalize_name(one.name) == PROJECT["name"]:
-            asked += [inner for name in sorted(one.extras) for inner in _asked(name)]
-        elif _applies(one):
-            asked.append(one)
-    return asked
-
-
-ASKED = [*_asked(""), *_asked("dev"), *map(Requirement, BUILD)]
+LINES = (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"], *BUILD)
+ASKED = [one for one in requirements(LINES) if _applies(one)]
 
 
 def test_each_package_has_one_version_and_a_hash_and_the_embedded_model_too() -> None:

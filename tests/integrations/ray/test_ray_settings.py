@@ -169,10 +169,6 @@ def test_compiled_kernels_can_be_loaded_from_the_cache() -> None:
 
 
 def test_options_of_the_server_exist() -> None:
-    import typer
-
-    from cocoa_integrations.server.command import serve
-
     app = typer.Typer()
     app.command()(serve)
     names = {name for option in get_command(app).params for name in option.opts}

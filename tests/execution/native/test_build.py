@@ -328,17 +328,6 @@ def test_which_linear_backend_is_chosen(
     assert linears.choose_linear_backend(tiny_model("llama").to(dtype), asked) == linear_backend
 
 
-def test_a_model_in_bfloat16_says_the_same_by_kernels() -> None:
-    """Up to a rounding of bfloat16: its first token is as probable."""
-    model = tiny_model("llama").to(torch.bfloat16)
-    firsts = [
-        CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(linears=linear_backend)).score([5, 6, 7], [9, 40, 12])
-        for linear_backend in ("native", "stock")
-    ]
-    kernels, stock = (scored.spans[0].token_log_probs for scored in firsts)
-    assert kernels == pytest.approx(stock, abs=0.05)
-
-
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="needs an x86-64 processor")
 def test_x86_without_avx2_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(build.PROCESSORS, "x86_64", "-march=x86-64")

@@ -42,7 +42,6 @@ from cocoa_engine.risk.fitted import FittedRisk, Isotonic
 from tests.helpers.backends import made
 from tests.helpers.inside import use_backend
 from tests.helpers.made_up_risk import labelled_items, risk
-from tests.helpers.processes import python
 from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import engine_of, tiny_model, tiny_tokenizer
 
@@ -137,15 +136,6 @@ def test_an_isotonic_map_never_falls(knots: list[tuple[float, float]], values: l
     assert mapped == sorted(mapped)
     assert min(y) <= mapped[0] <= mapped[-1] <= max(y)
     assert [curve(value) for value in x] == y
-
-
-def test_using_one_loads_neither_scikit_learn_nor_torch() -> None:
-    code = (
-        "import sys; from cocoa_engine import RiskCalibrator;"
-        "c = RiskCalibrator.load('embedded'); c.span([0.0] * len(c.span.features));"
-        "print(sorted({'sklearn', 'scipy', 'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
-    )
-    assert python(code).strip() == "[]"
 
 
 @pytest.mark.parametrize(

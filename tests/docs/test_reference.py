@@ -222,22 +222,13 @@ def test_llama_index(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]])
     assert _check(declared, metadata) == {"cocoa_risk", "cocoa_reports", "cocoa_tries"}
 
 
-def _nav() -> list[str]:
-    def flat(entries: list[Any]) -> list[str]:
-        found: list[str] = []
-        for entry in entries:
-            for value in [entry] if isinstance(entry, str) else entry.values():
-                found += [value] if isinstance(value, str) else flat(value)
-        return found
-
-    return flat(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
-
-
 def test_every_page_is_in_the_navigation_once() -> None:
     assert [name for name in ROOT_PAGES if not (ROOT / name).exists()] == []
-    assert len(set(_nav())) == len(_nav())
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    listed = re.findall(r'"([^"]+\.md)"', json.dumps(nav))
+    assert len(set(listed)) == len(listed)
     written = [page.relative_to(DOCS).as_posix() for page in SITE_PAGES]
-    assert sorted(_nav()) == sorted([*written, *ROOT_PAGES.values()])
+    assert sorted(listed) == sorted([*written, *ROOT_PAGES.values()])
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import pytest
 from torch import nn
 
 from cocoa_engine import CocoaEngine
@@ -37,6 +38,14 @@ def sequences_running(engine: CocoaEngine) -> int:
 
 def calls_waiting(engine: CocoaEngine) -> int:
     return engine.session.scheduler.waiting
+
+
+def opened_trees(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A list that receives the sequences that the engine opens from now on."""
+    backend, opened = backend_inside(engine), list[Any]()
+    open_trees = backend.open
+    monkeypatch.setattr(backend, "open", lambda *args: opened.extend(trees := open_trees(*args)) or trees)
+    return opened
 
 
 def open_sequences(engine: CocoaEngine) -> int:

@@ -4,8 +4,7 @@ Mixtures of experts by the lean pass: it gives what the model's modules give, an
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,6 @@ from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, passage_attention
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.execution.backends import Backend, TokenTree
 from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.forward import linears, trial
 from cocoa_engine.execution.forward.attention import attend
@@ -36,7 +34,7 @@ from tests.helpers.alike import assert_all_alike, near
 from tests.helpers.attention import attention_weights, source_attention
 from tests.helpers.backends import LINEAR_BACKENDS, PROMPTS, made
 from tests.helpers.in_threads import join, start
-from tests.helpers.inside import use_backend
+from tests.helpers.inside import opened_trees, use_backend
 from tests.helpers.libraries import needs_kernels
 from tests.helpers.rivals import heads_file, heads_of
 from tests.helpers.tiny_models import ARCHITECTURES, tiny_model, tiny_tokenizer
@@ -167,18 +165,11 @@ def test_given_texts_streams_chats_and_texts(tmp_path: Path) -> None:
         engine.generate(prompt, source=["the snow"])
 
 
-@contextmanager
-def counted(backend: Backend) -> Iterator[list[TokenTree]]:
-    opened: list[TokenTree] = []
-    with pytest.MonkeyPatch.context() as patch:
-        method = backend.open
-        patch.setattr(backend, "open", lambda *args: opened.extend(trees := method(*args)) or trees)
-        yield opened
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
-def test_an_answer_is_measured_alike_with_and_without_the_prefix_cache(architecture: str) -> None:
+def test_an_answer_is_measured_alike_with_and_without_the_prefix_cache(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompt = [3 + 7 * number % 200 for number in range(90)]
     source = Passages((range(5, 40), range(50, 80)))
     measured: list[Generation] = []
@@ -187,8 +178,8 @@ def test_an_answer_is_measured_alike_with_and_without_the_prefix_cache(architect
         measured += [engine.generate(prompt, source=source, max_new_tokens=8, gamma=0.2) for _ in range(2)]
         shares = isinstance(engine.session.backend, SharedCache)
         assert [bool(one.usage.cached_tokens) for one in measured[-2:]] == [False, bool(cache) and shares]
-        with counted(engine.session.backend) as opened:
-            again = passage_attention(engine, measured[-1], prompt, source)
+        opened = opened_trees(engine, monkeypatch)
+        again = passage_attention(engine, measured[-1], prompt, source)
         assert again == [near(span.passage_attention) for span in measured[-1].spans]
         assert [tree.cached_tokens for tree in opened] == ([len(prompt) - 1 if cache else 0] if shares else [])
     first, *others = measured

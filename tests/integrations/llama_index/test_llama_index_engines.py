@@ -14,7 +14,6 @@ from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.llms.types import CompletionResponse, CompletionResponseGen, LLMMetadata
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.bridge.pydantic import BaseModel
-from llama_index.core.callbacks import CallbackManager
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, CondenseQuestionChatEngine, ContextChatEngine
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.indices.query.query_transform.base import IdentityQueryTransform
@@ -56,6 +55,7 @@ from cocoa_integrations.llama_index.callbacks import Collected, Observers
 from cocoa_integrations.llama_index.retrieved import by_source_node, shares_a_run
 from tests.helpers import edited_answers
 from tests.helpers.alike import stand_in, to_dicts, without_markers
+from tests.helpers.inside import opened_trees
 from tests.helpers.llama_index_helpers import Finds, Listener, answered
 from tests.helpers.made_up_answers import generation
 from tests.helpers.paths import CORPUS
@@ -309,10 +309,7 @@ def test_nodes_of_another_engine_are_attended_to_in_a_pass_of_the_answer_alone(
 ) -> None:
     """The nodes of a CitationQueryEngine are made of those that were retrieved."""
     llm = CocoaLLM(engine=CocoaEngine(engine.model, engine.tokenizer), max_new_tokens=12)
-    opened: list[Any] = []
-    cache = llm.engine.session.backend
-    open_tree = cache.open
-    monkeypatch.setattr(cache, "open", lambda *args: opened.extend(trees := open_tree(*args)) or trees)
+    opened = opened_trees(llm.engine, monkeypatch)
     response = RiskCitationQueryEngine(CitationQueryEngine(Finds(*LONG), llm=llm), min_attention=0.0).query(QUESTION)
     spans = response.metadata["cocoa_risk"]["spans"]  # type: ignore[index]
     assert all(None not in span["source_attentions"] for span in spans)
@@ -554,34 +551,29 @@ class Told(CustomLLM):
         raise NotImplementedError
 
 
-class Changing(BaseQueryEngine):
+class Changing(CustomQueryEngine):
     """An engine that marks or replaces a response as ``RiskRetryQueryEngine`` does after its tries."""
 
-    def __init__(self, inner: BaseQueryEngine, change: Callable[[str, RiskReport], Any]) -> None:
-        super().__init__(CallbackManager())
-        self._inner, self._change = inner, change
+    inner: Any
+    change: Callable[[str, RiskReport], Any]
 
-    def _get_prompt_modules(self) -> Any:
-        return {"inner": self._inner}
-
-    def _query(self, query_bundle: QueryBundle) -> Response:
-        response: Any = self._inner.query(query_bundle)
+    def custom_query(self, query_str: str) -> Any:
+        response = self.inner.query(query_str)
         if response.metadata["cocoa_risk"] is None:
             return response
         report = get_risk(response)
-        change = self._change(str(response), report)
+        change = self.change(str(response), report)
         metadata = {**response.metadata, "cocoa_risk": change.of_report(report).to_dict()}
         if "cocoa_citations" in metadata:
             citations = [Citation.from_wire(citation) for citation in metadata["cocoa_citations"]]
             metadata["cocoa_citations"] = to_dicts(change.moved(citations))
         return Response(response=change.text, source_nodes=response.source_nodes, metadata=metadata)
 
-    async def _aquery(self, query_bundle: QueryBundle) -> Response:
-        return self._query(query_bundle)
-
 
 def marking(mark: Any, threshold: float) -> Callable[[BaseQueryEngine], BaseQueryEngine]:
-    return lambda inner: Changing(inner, lambda text, report: Limit(threshold).with_marks(text, report, mark))
+    return lambda inner: Changing(
+        inner=inner, change=lambda text, report: Limit(threshold).with_marks(text, report, mark)
+    )
 
 
 STEPS: dict[str, Callable[[BaseQueryEngine], BaseQueryEngine]] = {
@@ -590,7 +582,9 @@ STEPS: dict[str, Callable[[BaseQueryEngine], BaseQueryEngine]] = {
     "mark": marking(edited_answers.MARKS[0], 0.3),
     "mark more": marking(edited_answers.MARKS[1], 0.5),
     "redact": marking(edited_answers.redact, 0.8),
-    "abstain": lambda inner: Changing(inner, lambda text, report: replacement(report, 2 * edited_answers.REDACTED)),
+    "abstain": lambda inner: Changing(
+        inner=inner, change=lambda text, report: replacement(report, 2 * edited_answers.REDACTED)
+    ),
 }
 MODES = [ResponseMode.COMPACT, ResponseMode.ACCUMULATE, ResponseMode.SIMPLE_SUMMARIZE]
 
@@ -606,19 +600,8 @@ def asked(mode: ResponseMode, spans: Sequence[Any], steps: Sequence[str], *, str
     told = [generation(*of_one) for of_one in spans]
     inner: BaseQueryEngine = RetrieverQueryEngine.from_args(Finds(*TEXTS), llm=Told(told), response_mode=mode)
     if strip:
-        inner = Stripping(inner)
+        inner = Wrapping(inner=inner, change=str.strip)
     return built(inner, steps).query("Who?")
-
-
-class Stripping(Changing):
-    """An engine of LlamaIndex that takes off white space."""
-
-    def __init__(self, inner: BaseQueryEngine) -> None:
-        super().__init__(inner, lambda text, report: None)
-
-    def _query(self, query_bundle: QueryBundle) -> Response:
-        response: Any = self._inner.query(query_bundle)
-        return Response(response=str(response.response).strip(), source_nodes=response.source_nodes, metadata={})
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from cocoa_integrations._shared.citations import Citation
 from cocoa_integrations.langchain import ChatCocoa, get_risk, get_spans, with_citations, with_risk_retry
 from cocoa_integrations.llama_index import CocoaLLM, RiskCitationQueryEngine
 from tests.helpers.alike import near, stand_in, to_dicts, without_markers
+from tests.helpers.inside import opened_trees
 from tests.helpers.llama_index_helpers import Finds, answered
 from tests.helpers.reasoning_models import PLAIN
 from tests.helpers.rivals import heads_file
@@ -156,9 +157,8 @@ async def test_sources_that_the_prompt_changes_are_not_cited(
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "query", "aquery"])
 async def test_nothing_is_fed_again(how: str, quick: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repeated question takes the prompt from the prefix cache, and runs no other pass than those of its answer."""
-    engine, opened = CocoaEngine(quick.model, quick.tokenizer), list[Any]()
-    backend, open_tree = engine.session.backend, engine.session.backend.open
-    monkeypatch.setattr(backend, "open", lambda *args: opened.extend(trees := open_tree(*args)) or trees)
+    engine = CocoaEngine(quick.model, quick.tokenizer)
+    opened = opened_trees(engine, monkeypatch)
     first = await cited(engine, how, LONG, min_attention=0.0)
     monkeypatch.setattr(engine.session.model, "forward", None)  # the pass over prompt and answer
     again = await cited(engine, how, LONG, min_attention=0.0)

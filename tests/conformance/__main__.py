@@ -122,7 +122,7 @@ def main() -> int:
         begun = time.monotonic()
         try:
             outcome = SUITES[name](tools)
-        except (SuiteError, subprocess.SubprocessError) as error:
+        except (SuiteError, AssertionError, subprocess.SubprocessError) as error:
             outcome, failed = f"FAILED: {error}", True
         lines.append(f"{name}: {outcome} ({time.monotonic() - begun:.0f} s)")
         print(lines[-1], flush=True)

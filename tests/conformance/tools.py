@@ -4,19 +4,18 @@ import os
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 from xml.etree import ElementTree
 
 import pytest
 import tomllib
 
+from tests.helpers.in_threads import wait_until
 from tests.helpers.processes import free_port
+from tests.helpers.server_process import serves
 
 ROOT = Path(__file__).parents[2]
 OMITTED = tomllib.loads((Path(__file__).parent / "omitted.toml").read_text(encoding="utf-8"))
@@ -107,7 +106,9 @@ def served(*options: str, max_new_tokens: int = 24) -> Iterator[str]:
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     address = f"http://127.0.0.1:{port}"
     try:
-        _wait_for(address, process)
+        wait_until(lambda: process.poll() is not None or serves(address), START, pause=0.25)
+        if process.poll() is not None:
+            raise SuiteError(f"the server ended with {process.returncode}")
         yield address
     finally:
         process.terminate()
@@ -116,18 +117,6 @@ def served(*options: str, max_new_tokens: int = 24) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(30)
-
-
-def _wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(START * 4):
-        if process.poll() is not None:
-            raise SuiteError(f"the server ended with {process.returncode}")
-        try:
-            with urlopen(f"{address}/health", timeout=5):
-                return
-        except (URLError, OSError):
-            time.sleep(0.25)
-    raise SuiteError("the server does not answer")
 
 
 def run(command: Sequence[str], *, limit: int, cwd: Path) -> str:

@@ -1,12 +1,11 @@
 """Figures."""
 
-import io
 import sys
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.image import imread
 
 from cocoa_engine import CocoaEngine, MissingExtraError
 from cocoa_engine.rendering.plot import reliability_curve
@@ -19,11 +18,9 @@ PROMPT = "The three primary colours are"
 
 def colours(figure: Figure) -> int:
     """How many colours a figure has when it is drawn."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png")
-    file.seek(0)
-    pixels = (imread(file) * 255).astype(np.uint8)
-    return len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0))
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return len(np.unique(np.asarray(canvas.buffer_rgba()).reshape(-1, 4), axis=0))
 
 
 def test_figures_of_a_real_answer(engine: CocoaEngine) -> None:

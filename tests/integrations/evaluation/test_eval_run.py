@@ -2,7 +2,6 @@
 
 import json
 import math
-import subprocess
 import sys
 from functools import partial
 from itertools import pairwise
@@ -27,6 +26,7 @@ from tests.helpers.cocoa import Cocoa, assert_refused, press_ctrl_c, successful
 from tests.helpers.eval_data import TRUTHFULQA, rows_of, write_truthfulqa
 from tests.helpers.inside import Pass, record
 from tests.helpers.judges import RuleJudge
+from tests.helpers.processes import run
 from tests.helpers.settings import SETTINGS
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -257,8 +257,7 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path / "out")]
     with new_run(tmp_path / "out", {"task": "x"}):
-        other = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert "another process is using" in other.stderr
+        assert "another process is using" in run(command).stderr
     with new_run(tmp_path / "out", {"task": "x"}):  # and it is given back
         pass
 

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from cocoa_engine import CocoaEngine, Runtime, UnsupportedModelError
+from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.decoding.request import FREE_LEAVES
 from cocoa_engine.errors import PromptError
 from cocoa_engine.execution.backends import KINDS, Path, ReadBack, build, choose, shared_cache
@@ -130,15 +130,6 @@ def test_all_backends_agree(architecture: str) -> None:
 def test_windows_that_are_not_known(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(NotImplementedError, match=why):
         Windows(SimpleNamespace(**fields))
-
-
-def test_a_bidirectional_model_that_does_not_say_so() -> None:
-    model = tiny_model("llama")
-    model.config.is_causal = False
-    for layer in model.model.layers:
-        layer.self_attn.is_causal = False
-    with pytest.raises(UnsupportedModelError, match="both directions"):
-        CocoaEngine(model, tiny_tokenizer()).generate([5, 6, 7])
 
 
 def blocks_of(tree: Any) -> list[torch.Tensor]:

@@ -15,7 +15,6 @@ from cocoa_engine.decoding import task
 from cocoa_engine.decoding.request import FREE_LEAVES
 from cocoa_engine.decoding.speculation import Guess, PromptLookup
 from cocoa_engine.execution.backends.shared_cache import SharedCache
-from cocoa_engine.execution.forward.base import Segment
 from tests.helpers.alike import assert_alike, assert_all_alike
 from tests.helpers.inside import record, steps
 from tests.helpers.prompts import chat
@@ -230,21 +229,19 @@ def test_a_pass_feeds_no_more_than_has_room() -> None:
     assert {tuple(widths) for widths in steps(passes)} <= {(1,)}
 
 
-def test_a_bad_guess_that_is_nan_is_nobodys_error() -> None:
+def test_a_bad_guess_that_is_nan_is_nobodys_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits after a guess are looked at only if the decode comes to it."""
-    model = repetitive()
-    engine = engine_of(model, draft_tokens=4)
-    circle = engine.generate(prompt(1), max_new_tokens=30, method="greedy").token_ids
-    wrong: list[int] = []
+    model, settings = repetitive(), {"max_new_tokens": 12, "method": "greedy"}
+    expected = engine_of(model, draft_tokens=0).generate(prompt(1), **settings)
 
-    def spoil(segments: Sequence[Segment], is_prompt: bool) -> None:
-        wrong.extend(segments[0].token_ids[1:] if not is_prompt else ())
+    def spoil(_module: Any, _inputs: Any, logits: torch.Tensor) -> None:
+        logits[..., 1:, :] = torch.nan
 
-    record(engine, spoil)
-    seen = [*prompt(1), *circle, 25, *circle[:2], 26, *circle[:2]]
-    answer = engine.generate(seen, max_new_tokens=12, method="greedy")
-    assert wrong
-    assert_alike(answer, engine_of(model, draft_tokens=0).generate(seen, max_new_tokens=12, method="greedy"))
+    monkeypatch.setattr(PromptLookup, "guess", lambda *_: Guess((25,), 3))
+    model.lm_head.register_forward_hook(spoil)
+    answer = engine_of(model, draft_tokens=4).generate(prompt(1), **settings)
+    assert answer.usage.fed_tokens > len(answer.token_ids)
+    assert_alike(answer, expected)
 
 
 _ids = st.lists(st.integers(0, 3), max_size=30)

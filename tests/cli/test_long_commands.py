@@ -283,7 +283,9 @@ def test_other_options_are_another_command_and_only_the_latest_are_kept(
 
 
 def test_nothing_is_left_of_a_command_that_measured_nothing(commands: Commands) -> None:
-    assert "0 of 12 were done; there is no output\n" in commands.threshold(stop=0).stderr
+    stopped = commands.threshold(stop=0)
+    assert "0 of 12 were done; there is no output\n" in stopped.stderr
+    assert stopped.stdout == ""
     assert commands.folders() == []
 
 
@@ -309,7 +311,9 @@ def test_without_a_folder_the_command_runs_all_the_same(
         (folder,) = commands.folders()
         lock = FileLock(folder.with_suffix(measured.LOCK))
         lock.acquire(timeout=0)
-    assert "2 of 12 were done; the output is of these\n" in commands.threshold(stop=2).stderr
+    stopped = commands.threshold("--json", stop=2)
+    assert "2 of 12 were done; the output is of these\n" in stopped.stderr
+    assert json.loads(stopped.stdout)["answers"] == 2
     before, finished = commands.prompts, commands.threshold()
     assert (finished.stdout, finished.stderr, commands.prompts) == (expected, "", before + 12)
     if why == "held":

@@ -19,7 +19,7 @@ from cocoa_engine.lab.data import read_labelled
 from cocoa_engine.lab.stopping import SHARES, Answer, Count, by_default, measure, read_own_prompts, suggested
 from cocoa_engine.risk.fitted import Rule
 from tests.helpers.alike import near
-from tests.helpers.cocoa import Cocoa, assert_refused, press_ctrl_c, successful
+from tests.helpers.cocoa import Cocoa, assert_refused, successful
 from tests.helpers.made_up_risk import fitted
 
 pytestmark = pytest.mark.usefixtures("divided_once")
@@ -420,22 +420,6 @@ def test_the_context_of_a_line_is_the_source_and_a_system_message_comes_first(
     config = CocoaConfig(max_new_tokens=4, method="greedy")
     for asked, kind in ((prompts, "token_probability"), (prompts[:1], "source_attention")):
         assert {answer.risk_source for answer in measure(engine, asked, config)} == {kind}
-
-
-def test_an_interrupted_command_shows_the_answers_so_far(
-    tiny_cocoa: Cocoa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    press_ctrl_c(monkeypatch, CocoaEngine, "generate_batch", 2)
-    (tmp_path / "prompts.txt").write_text("\n".join(f"Hello {number}" for number in range(200)))
-    result = tiny_cocoa("threshold", "--prompts", str(tmp_path / "prompts.txt"), "--max-new-tokens", "1", "--json")
-    assert result.exit_code == 130
-    answered = json.loads(result.stdout)["answers"]
-    assert 0 < answered < 200
-    assert f"{answered} of 200 were done; the output is of these" in " ".join(result.stderr.split())
-    press_ctrl_c(monkeypatch, CocoaEngine, "generate_batch", 1)
-    nothing = tiny_cocoa("threshold", "--prompts", str(tmp_path / "prompts.txt"), "--json")
-    assert (nothing.exit_code, nothing.stdout) == (130, "")
-    assert "there is no output" in nothing.stderr
 
 
 def test_a_context_that_the_model_reads_otherwise_is_no_source(

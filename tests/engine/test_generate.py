@@ -2,7 +2,6 @@
 
 import math
 import threading
-import warnings
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -471,15 +470,14 @@ def test_rows_of_a_batch_stop_by_themselves(tmp_path: Path) -> None:
     assert len(passes[-1].widths) < len(passes[len(prompts)].widths)  # those that stopped have left
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_calibrated_risk_is_what_counts(engine: CocoaEngine) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        judged = CocoaEngine(engine.model, engine.tokenizer, calibrator=fitted(model_name=engine.model_name))
-        full = judged.generate(chat(PROMPTS["question"]), max_new_tokens=24)
-        limit = sum(sorted(span.risk for span in full.spans)[-2:]) / 2
-        raw = engine.generate(chat(PROMPTS["question"]), max_new_tokens=24, risk="f_mlds")
-        assert limit < raw.spans[0].risk
-        assert_stopped_as(judged.generate(chat(PROMPTS["question"]), max_new_tokens=24, max_risk=limit), full, limit)
+    judged = CocoaEngine(engine.model, engine.tokenizer, calibrator=fitted(model_name=engine.model_name))
+    full = judged.generate(chat(PROMPTS["question"]), max_new_tokens=24)
+    limit = sum(sorted(span.risk for span in full.spans)[-2:]) / 2
+    raw = engine.generate(chat(PROMPTS["question"]), max_new_tokens=24, risk="f_mlds")
+    assert limit < raw.spans[0].risk
+    assert_stopped_as(judged.generate(chat(PROMPTS["question"]), max_new_tokens=24, max_risk=limit), full, limit)
 
 
 def test_the_last_span_counts_too_and_a_low_risk_changes_nothing(engine: CocoaEngine) -> None:

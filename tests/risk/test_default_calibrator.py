@@ -47,14 +47,13 @@ def default(monkeypatch: pytest.MonkeyPatch, heads: object = ((1, 0),)) -> tuple
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("error")
 def test_where_it_applies_it_warns_once_of_what_is_out_of_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     one, known = default(monkeypatch)
     with pytest.warns(CalibrationWarning, match="out_of_domain"):
         generation = one.generate(PROMPT)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        scored = one.score(PROMPT, "abcd efgh", divide=True)
-        one.generate(PROMPT)
+    scored = one.score(PROMPT, "abcd efgh", divide=True)
+    one.generate(PROMPT)
     assert one.calibrator_for(CONFIG) is known
     assert generation.calibrated
     assert generation.out_of_domain
@@ -68,12 +67,11 @@ def test_where_it_applies_it_warns_once_of_what_is_out_of_domain(monkeypatch: py
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::cocoa_engine.CalibrationWarning")
 def test_parts_of_answers_have_no_risk_of_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     one, known = default(monkeypatch)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CalibrationWarning)
-        of_spans = one.without_answer_risk().generate(PROMPT)
-        assert one.with_calibrator(known).without_answer_risk().score(PROMPT, "abcd").answer_risk is None
+    of_spans = one.without_answer_risk().generate(PROMPT)
+    assert one.with_calibrator(known).without_answer_risk().score(PROMPT, "abcd").answer_risk is None
     assert of_spans.calibrated
     assert of_spans.answer_risk is None
     assert one.calibrator is known
@@ -309,14 +307,13 @@ def test_a_calibrated_risk_needs_a_calibrator(tiny: CocoaEngine) -> None:
     assert risk_measure(CocoaConfig(), fitted()).source == "calibrator"
 
 
+@pytest.mark.filterwarnings("error")
 def test_the_default_calibrator_is_that_of_the_embedded_model_and_its_settings(engine: CocoaEngine) -> None:
     """It is used without a warning where it fits, and left out without one where it does not."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        by_name = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator="embedded")
-        fitting = engine.generate(TEXT, **SHORT)
-        assert by_name.generate(TEXT, **SHORT) == fitting
-        other = [engine.generate(TEXT, method="greedy", **SHORT), engine.generate(TEXT, gamma=0.2, **SHORT)]
+    by_name = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator="embedded")
+    fitting = engine.generate(TEXT, **SHORT)
+    assert by_name.generate(TEXT, **SHORT) == fitting
+    other = [engine.generate(TEXT, method="greedy", **SHORT), engine.generate(TEXT, gamma=0.2, **SHORT)]
     assert (fitting.risk_source, fitting.threshold) == ("calibrator", threshold_of(embedded_calibrator().span))
     assert 0 <= fitting.answer_risk <= 1
     assert [span.risk for span in fitting.spans] == [embedded_calibrator().risk(span) for span in fitting.spans]
@@ -474,36 +471,32 @@ def test_what_is_copied_and_what_stands_before(engine: CocoaEngine) -> None:
     assert scored.spans[0].token_copied == copied[: len(scored.token_ids)]
 
 
+@pytest.mark.filterwarnings("error")
 def test_another_model_or_settings_warn_once(engine: CocoaEngine, calibrated: CocoaEngine, tmp_path: Path) -> None:
     calibrated.calibrator.save(tmp_path / "risk.json")
     with pytest.warns(CalibrationWarning, match=f"the model is another, not {engine.model_name}"):
         other = CocoaEngine(engine.model, engine.tokenizer, model_name="another", calibrator=tmp_path / "risk.json")
     with pytest.warns(CalibrationWarning, match="the model is another"):
         other.without_calibrator().with_calibrator(calibrated.calibrator)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        calibrated.score(CAPITAL, "Canberra.", alpha=1.0, max_new_tokens=3)  # nothing that it depends on
-        assert other.score(CAPITAL, "Canberra.").calibrated  # it was said
+    calibrated.score(CAPITAL, "Canberra.", alpha=1.0, max_new_tokens=3)  # nothing that it depends on
+    assert other.score(CAPITAL, "Canberra.").calibrated  # it was said
     with pytest.warns(CalibrationWarning, match="final_layer is pre_norm, not post_norm"):
         calibrated.score(CAPITAL, "Canberra.", final_layer="pre_norm")
     with pytest.warns(CalibrationWarning, match=r"middle_layers is \(1, 2\), not \(10, 20\); gamma is 0.5"):
         calibrated.generate(CAPITAL, middle_layers=(1, 2), gamma=0.5, max_new_tokens=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        calibrated.generate(CAPITAL, middle_layers=(1, 2), max_new_tokens=1)
-        calibrated.generate(CAPITAL, method="cocoa", metric="con_mlds", max_new_tokens=1)  # which have candidates, too
+    calibrated.generate(CAPITAL, middle_layers=(1, 2), max_new_tokens=1)
+    calibrated.generate(CAPITAL, method="cocoa", metric="con_mlds", max_new_tokens=1)  # which have candidates, too
     with pytest.warns(CalibrationWarning, match="method='greedy' grows no candidates to compare"):
         calibrated.generate(CAPITAL, method="greedy", max_new_tokens=1)
 
 
+@pytest.mark.filterwarnings("error")
 def test_settings_are_looked_at_where_they_are_given(engine: CocoaEngine) -> None:
     settings = {"middle_layers": (20, 29), "final_layer": "pre_norm"}
     calibrator = fitted(model_name=engine.model_name, settings=SETTINGS.model_copy(update=settings))
     given = {"model_name": engine.model_name, "calibrator": calibrator}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", CalibrationWarning)
-        own = CocoaEngine(engine.model, engine.tokenizer, **given)  # its calls may have the calibrator's settings
-        assert own.score(CAPITAL, "Canberra.", **settings).calibrated
+    own = CocoaEngine(engine.model, engine.tokenizer, **given)  # its calls may have the calibrator's settings
+    assert own.score(CAPITAL, "Canberra.", **settings).calibrated
     with pytest.warns(CalibrationWarning, match="final_layer is post_norm, not pre_norm"):
         own.score(CAPITAL, "Canberra.")
     with pytest.warns(CalibrationWarning, match="final_layer is post_norm, not pre_norm"):

@@ -53,6 +53,14 @@ def float32_engine() -> CocoaEngine:
     return CocoaEngine.from_pretrained(runtime=Runtime(weights="float32"), device_map=None)
 
 
+@pytest.fixture(scope="module")
+def tiny() -> CocoaEngine:
+    """A llama with random weights. It keeps nothing of one call for the next."""
+    from tests.helpers.tiny_models import engine_of, tiny_model
+
+    return engine_of(tiny_model("llama"))
+
+
 @pytest.fixture(scope="session")
 def engine(block_engine: CocoaEngine) -> CocoaEngine:
     """The model of most tests. A package or a module may take another as its own."""

@@ -31,17 +31,12 @@ from tests.helpers.in_threads import together
 from tests.helpers.inside import assert_idle
 from tests.helpers.made_up_answers import ATTACK, figures, generation
 from tests.helpers.mutations import CONTROLS, ESCAPES, MESSAGE_LIMIT, fuzz, mutated_json, outcome
-from tests.helpers.tiny_models import VOCAB_SIZE, endless, pieces_tokenizer, prompt, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import VOCAB_SIZE, endless, pieces_tokenizer, prompt, tiny_model
 
 
 @pytest.fixture(scope="module")
-def tiny() -> CocoaEngine:
+def tiny_without_end() -> CocoaEngine:
     return endless()
-
-
-@pytest.fixture(scope="module")
-def tiny_with_end() -> CocoaEngine:
-    return CocoaEngine(tiny_model("llama"), tiny_tokenizer())
 
 
 PIECES = CocoaEngine(tiny_model("llama", seed=2), pieces_tokenizer())
@@ -63,8 +58,8 @@ PROMPTS = st.one_of(
 @example("\ud800", "batch")
 @example("", "batch")
 @example("a" * 20_000, "stream")
-def test_prompts(tiny: CocoaEngine, given_prompt: Any, kind: str) -> None:
-    for engine in (tiny, PIECES):
+def test_prompts(tiny_without_end: CocoaEngine, given_prompt: Any, kind: str) -> None:
+    for engine in (tiny_without_end, PIECES):
         both = [prompt(1), given_prompt]
         calls: dict[str, Any] = {
             "generate": partial(engine.generate, given_prompt, max_new_tokens=3),
@@ -81,10 +76,10 @@ def test_prompts(tiny: CocoaEngine, given_prompt: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("token", range(3))
-def test_special_tokens_in_the_middle_of_a_prompt(tiny: CocoaEngine, token: int) -> None:
-    answer = tiny.generate([5, token, 6, token], max_new_tokens=4)
+def test_special_tokens_in_the_middle_of_a_prompt(tiny_without_end: CocoaEngine, token: int) -> None:
+    answer = tiny_without_end.generate([5, token, 6, token], max_new_tokens=4)
     assert len(answer.token_ids) == 4
-    assert answer.token_ids == tiny.generate([5, token, 6, token], max_new_tokens=4).token_ids
+    assert answer.token_ids == tiny_without_end.generate([5, token, 6, token], max_new_tokens=4).token_ids
 
 
 SCHEMA: dict[str, Any] = {
@@ -141,18 +136,18 @@ def constrained(engine: CocoaEngine, schema: Any) -> Generation:
 
 
 @pytest.mark.parametrize("name", HARD)
-def test_hard_schemas(tiny_with_end: CocoaEngine, name: str) -> None:
-    found = outcome(lambda: constrained(tiny_with_end, HARD[name]))
+def test_hard_schemas(tiny: CocoaEngine, name: str) -> None:
+    found = outcome(lambda: constrained(tiny, HARD[name]))
     assert isinstance(found, (Generation, CocoaError))
     if isinstance(found, Generation) and found.finish_reason == "eos":
         json.loads(found.text)
-    assert len(tiny_with_end.generate([5, 6], max_new_tokens=2).token_ids) <= 2
+    assert len(tiny.generate([5, 6], max_new_tokens=2).token_ids) <= 2
 
 
 @fuzz(20)
 @given(mutated_json(SCHEMA))
-def test_changed_schemas(tiny_with_end: CocoaEngine, schema: Any) -> None:
-    found = outcome(lambda: constrained(tiny_with_end, schema))
+def test_changed_schemas(tiny: CocoaEngine, schema: Any) -> None:
+    found = outcome(lambda: constrained(tiny, schema))
     if isinstance(found, Generation) and found.finish_reason == "eos":
         json.loads(found.text)
 

@@ -50,7 +50,6 @@ class Outcome:
     verdict: Verdict
     model_class: str = ""
     backend: str = ""  # the chosen backend and forward pass, such as ``"shared_cache/lean"``
-    linears: str = ""  # how linear layers are run
     compared: int = 0  # number of compared answers
     difference: float = 0.0  # the largest of a value
     attention: str = ""  # whether source attention is measured, as attention weights and scored texts have it
@@ -90,7 +89,7 @@ def _examined(model_type: str, model: Any) -> Outcome:
         return Outcome(model_type, "refused", name, reason=_named(error))
     except Exception as error:
         return Outcome(model_type, "failed", name, reason=_named(error))
-    chosen = (name, f"{info.backend}/{info.forward}", info.linears)
+    chosen = (name, f"{info.backend}/{info.forward}")
     try:
         forward = _reference_pass(model)
     except NoReferenceError as error:
@@ -105,7 +104,7 @@ def _examined(model_type: str, model: Any) -> Outcome:
             model.dtype != torch.float64
             and (exact := _examined(model_type, model.to(torch.float64))).verdict == "equal"
         ):
-            return replace(exact, backend=chosen[1], linears=chosen[2], in_float64=True)
+            return replace(exact, backend=chosen[1], in_float64=True)
         return Outcome(model_type, "different", *chosen, compared, difference, reason=str(error))
     except Exception as error:
         return Outcome(model_type, "failed", *chosen, compared, difference, reason=_named(error))

@@ -124,10 +124,8 @@ REAL_SETTINGS: list[dict[str, Any]] = [
     {"method": "greedy", "metric": "con_mlds"},
     {"span_boundary": "fixed", "max_span_tokens": 3, "alpha": 1.0},
 ]
-# the others differ from these by their questions alone
-VARIED = ["question", "code", "json", "story", "chinese", "arabic", "emoji", "one word", "white space", "system prompt"]
 REAL_GROUPS = [
-    pytest.param(VARIED[start :: len(REAL_SETTINGS)], settings, id=settings.get("span_boundary", "right"))
+    pytest.param([*PROMPTS][start :: len(REAL_SETTINGS)], settings, id=settings.get("span_boundary", "right"))
     for start, settings in enumerate(REAL_SETTINGS)
 ]
 

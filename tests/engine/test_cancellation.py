@@ -323,8 +323,6 @@ class After(Cancellation):
 
 def cancelled_at_each_pass(engine: CocoaEngine, *args: Any, **options: Any) -> int:
     """Score until the end, and cancelled at each of its checks. Returns their number."""
-    with pytest.raises(RequestCancelledError):  # before anything is measured
-        engine.score(*args, cancellation=After(1), **options)
     expected = engine.score(*args, **options)  # the next calls find its prompt in the cache
     whole = After(10**6)
     engine.score(*args, cancellation=whole, **options)

@@ -287,11 +287,6 @@ def test_a_waiting_call_has_not_started() -> None:
 SHORT: dict[str, Any] = {"max_new_tokens": 6, "seed": 5}
 
 
-@pytest.fixture(scope="module")
-def tiny() -> CocoaEngine:
-    return engine_of(tiny_model("llama"))
-
-
 def test_samples_are_those_of_their_seeds_and_share_their_passes(tiny: CocoaEngine) -> None:
     passes = record(tiny)
     found = tiny.consistency(prompt(1), "any text", 4, temperature=1.3, top_p=0.9, **SHORT)

@@ -59,11 +59,6 @@ from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 ESCAPE = "\x1b[31m\x9b2J\u202e\x07"
 
 
-@pytest.fixture(scope="module")
-def tiny() -> CocoaEngine:
-    return CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-
-
 def message_of(error: type[Exception], call: Callable[[], Any]) -> str:
     with pytest.raises(error) as caught:
         call()

@@ -18,23 +18,12 @@ LONG = chat(f"{_NOTES}\nWrite a short poem about this lighthouse.")
 
 PROMPTS: dict[str, str] = {
     "question": chat("What is the capital of Australia?"),
-    "false premise": chat("In which year did Albert Einstein win his second Nobel Prize?"),
-    "arithmetic": chat("A train leaves at 9:40 and arrives at 12:05. How long is the journey?"),
-    "summary": chat(
-        "Summarise in one sentence: The town council met on Monday to discuss the old bridge. Engineers said that it "
-        "would stand for five more years at most. Shopkeepers feared that closing it would cost them customers. The "
-        "council put the decision off until the spring."
-    ),
-    "list": chat("List five fruits that are red, one on each line."),
     "code": "def fibonacci(n):\n    ",
     "json": chat('Give me a JSON object with the keys "name" and "age" of a person you make up.'),
     "story": "Once upon a time, in a village by the sea, there lived",
-    "german": chat("Was ist die Hauptstadt von Österreich?"),
     "chinese": "中国的首都是",
-    "russian": "Столица Франции - это",
     "arabic": "عاصمة مصر هي",
     "emoji": chat("Write a happy birthday message with many emojis 🎉🎂🥳👩‍👩‍👧‍👦"),
-    "instruction without chat format": "Q: Who wrote Hamlet?\nA:",
     "one word": "The",
     "white space": "\n\n   \t",
     "system prompt": chat("Who are you?", system="You are a pirate. Answer in one short sentence."),

@@ -34,11 +34,6 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tiny() -> CocoaEngine:
-    return engine_of(tiny_model("llama"))
-
-
 def sampled(engine: CocoaEngine, given: list[int], **settings: Any) -> Generation:
     return engine.generate(
         given, **{"method": "sample", "temperature": 1.0, "max_new_tokens": 20, "seed": 1, **settings}

@@ -26,10 +26,7 @@ from tests.helpers.made_up_risk import TINY, fitted
 from tests.helpers.mutations import broken, broken_json, each_change, fuzz, mutated, mutated_json, outcome, survives
 from tests.helpers.tiny_models import NUM_LAYERS, save_model, tiny_model, tiny_tokenizer
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.filterwarnings("ignore::cocoa_engine.risk.CalibrationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")
 HEADS: dict[str, Any] = {
     "model_name": "tiny",
     "num_layers": NUM_LAYERS,

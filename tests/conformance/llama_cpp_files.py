@@ -53,21 +53,18 @@ def tokenizer_of(template: str) -> tuple[PreTrainedTokenizerFast, list[str]]:
     return tokenizer, names
 
 
-def conversations(text: str = "", *, of_assistant: str = "") -> dict[str, Conversation]:
-    """Conversations of every kind, with a text in every message, tool description, argument and result.
-
-    Answers of the assistant have a text of their own.
-    """
+def conversations(text: str = "") -> dict[str, Conversation]:
+    """Conversations of every kind, with a text in every other message, tool description, argument and result."""
     system = {"role": "system", "content": f"Be brief.{text}"}
     question = {"role": "user", "content": f"What is it?{text}"}
     function = {"name": "look_up", "arguments": {"key": f"a b{text}"}}
     calls = [{"id": "abcdefghi", "type": "function", "function": function}]
     call = {"role": "assistant", "content": "", "tool_calls": calls}
     result = {"role": "tool", "name": "look_up", "tool_call_id": "abcdefghi", "content": f"It is blue.{text}"}
-    answer = {"role": "assistant", "content": f"Blue.{of_assistant}"}
+    answer = {"role": "assistant", "content": "Blue."}
     again = {"role": "user", "content": f"Sure?{text}"}
     second = [*calls, {**calls[0], "id": "jklmnopqr"}]
-    two = {**call, "content": f"I look.{of_assistant}", "tool_calls": second}
+    two = {**call, "content": "I look.", "tool_calls": second}
     thought = {"reasoning_content": f"I think.{text}"}
     described: dict[str, Any] = copy.deepcopy(_FUNCTION)
     described["description"] += text

@@ -71,7 +71,6 @@ def memory_mb() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") >> 20
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ENDLESS)
 def test_no_grammar_takes_this_process_with_it(engine: CocoaEngine, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name != "patterns of all parts":  # which ends for its memory
@@ -138,7 +137,6 @@ def test_short_work_does_not_wait_behind_long_work(engine: CocoaEngine, monkeypa
     assert {type(each) for each in outcome} == {RequestCancelledError}
 
 
-@pytest.mark.slow
 def test_what_was_refused_for_its_limits_is_refused_at_once(
     engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

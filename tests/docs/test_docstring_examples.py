@@ -12,18 +12,25 @@ import re
 import runpy
 from contextlib import ExitStack
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 import torch
+from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
 from llama_index.core.instrumentation import get_dispatcher
 
 import cocoa_engine
 import cocoa_integrations
 from cocoa_engine import CocoaEngine
+from cocoa_integrations import langchain
 from cocoa_integrations.server import create_app
+from cocoa_integrations.transformers import Cocoa
 from tests.helpers.eval_data import write_truthfulqa
 from tests.helpers.live_server import served
 from tests.helpers.paths import EXAMPLES
@@ -62,23 +69,12 @@ def _names(engine: CocoaEngine, parts: set[str]) -> dict[str, Any]:
     """What the examples of a package use without making it."""
     names: dict[str, Any] = {"engine": engine}
     if "transformers" in parts:
-        from cocoa_integrations.transformers import Cocoa
-
         tokenizer = engine.tokenizer
         inputs = {"input_ids": torch.tensor([engine.encode("The capital of France is")])}
         names |= {"model": engine.model, "tokenizer": tokenizer, "inputs": inputs, "cocoa": Cocoa(tokenizer=tokenizer)}
     if "llama_index" in parts:
         names["get_dispatcher"] = get_dispatcher
     if {"langchain", "reports"} & {*parts}:
-        from operator import itemgetter
-
-        from langchain.agents import create_agent
-        from langchain.agents.middleware import HumanInTheLoopMiddleware
-        from langchain_core.output_parsers import StrOutputParser
-        from langchain_core.prompts import ChatPromptTemplate
-
-        from cocoa_integrations import langchain
-
         names |= {name: getattr(langchain, name) for name in langchain.__all__}
         names |= {"create_agent": create_agent, "HumanInTheLoopMiddleware": HumanInTheLoopMiddleware}
         prompt = ChatPromptTemplate.from_template("{question}")

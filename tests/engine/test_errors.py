@@ -22,6 +22,7 @@ from cocoa_engine import (
     NonFiniteLogitsError,
     PromptError,
     RiskCalibrator,
+    errors,
 )
 from cocoa_engine.errors import ChatTemplateError, UnsupportedModelError
 from cocoa_engine.model.loading import read_context_window
@@ -216,8 +217,6 @@ def test_nan_in_the_middle_of_a_decode_and_a_processor_that_allows_nothing() -> 
 
 
 def test_every_error_has_the_one_base() -> None:
-    from cocoa_engine import errors
-
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and kind.__module__ == errors.__name__]
     assert len(kinds) > 5
     assert all(issubclass(kind, CocoaError) for kind in kinds)

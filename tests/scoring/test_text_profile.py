@@ -7,6 +7,7 @@ import gc
 import math
 import random
 import weakref
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, get_args
 
@@ -62,9 +63,7 @@ def test_what_a_greedy_decode_takes_competes_as_in_the_decode() -> None:
     generation = engine.generate([5, 6, 7, 8], max_new_tokens=30, method="greedy")
     text = [token_id for span in generation.spans for token_id in span.token_ids]
     (profile,) = Profiler(engine.session, CocoaConfig())([5, 6, 7, 8], [text])
-    starts = [0]
-    for span in generation.spans:
-        starts.append(starts[-1] + len(span.token_ids))
+    starts = [0, *accumulate(len(span.token_ids) for span in generation.spans)]
     cuts = [at for at in range(len(text)) if at == 0 or profile.competing[at] > 1]
     assert cuts == starts[:-1]
     assert profile.gaps == [0.0] * len(text)

@@ -110,7 +110,7 @@ def test_rows_are_those_of_one_process_and_an_interrupted_run_is_resumed(
 
 
 def test_an_actor_that_is_killed_is_replaced(
-    load: LoadOptions, given: Path, expected: str, tmp_path: Path, engine_here: CocoaEngine
+    load: LoadOptions, given: Path, tmp_path: Path, engine_here: CocoaEngine
 ) -> None:
     many = tmp_path / "many.jsonl"
     many.write_text(given.read_text(encoding="utf-8") * 10, encoding="utf-8")

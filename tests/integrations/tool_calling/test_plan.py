@@ -14,9 +14,13 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from langchain_core.exceptions import OutputParserException
+from llama_index.core.llms import ChatMessage
 
 from cocoa_engine import CocoaEngine, ConfigError, unenforced
 from cocoa_engine.errors import IncompleteAnswerError
+from cocoa_integrations.langchain import ChatCocoa
+from cocoa_integrations.llama_index import CocoaLLM
 from cocoa_integrations.server import create_app
 from cocoa_integrations.tool_calling import Plan, ToolRequest
 from cocoa_integrations.tool_calling.formats import HERMES, template_format
@@ -286,13 +290,8 @@ def test_a_text_is_compared_whatever_its_class() -> None:
     assert mismatch(Text('{"a": 1}'), {"type": "object"}) is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["json_schema", "json_mode"])
 def test_structured_output_tells_of_a_mismatch(place: dict[str, Any], method: Any) -> None:
-    from langchain_core.exceptions import OutputParserException
-
-    from cocoa_integrations.langchain import ChatCocoa
-
     chat = ChatCocoa(**place, max_tokens=80)
     result: Any = chat.with_structured_output(UNMET["uniqueItems"], method=method, include_raw=True).invoke(QUESTION)
     assert isinstance(result["parsing_error"], OutputParserException)
@@ -301,12 +300,7 @@ def test_structured_output_tells_of_a_mismatch(place: dict[str, Any], method: An
     assert result["raw"].text.startswith('{"a": ')
 
 
-@pytest.mark.slow
 def test_langchain_tells_of_a_mismatch_of_calls_and_answers(engine: CocoaEngine) -> None:
-    from langchain_core.exceptions import OutputParserException
-
-    from cocoa_integrations.langchain import ChatCocoa
-
     chat, schema = ChatCocoa(engine=engine, max_tokens=80), UNMET["not"]
     caller = chat.bind_tools([tool_of(schema)], tool_choice="any")
     whole, streamed = caller.invoke(QUESTION), None
@@ -325,13 +319,8 @@ def test_langchain_tells_of_a_mismatch_of_calls_and_answers(engine: CocoaEngine)
             call()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tools", [True, False])
 def test_llama_index_tells_of_a_mismatch(place: dict[str, Any], tools: bool) -> None:
-    from llama_index.core.llms import ChatMessage
-
-    from cocoa_integrations.llama_index import CocoaLLM
-
     llm = CocoaLLM(**place, max_tokens=80)
     options: dict[str, Any] = {"response_format": json_format(UNMET["not"])}
     if tools:

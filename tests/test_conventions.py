@@ -59,7 +59,7 @@ def is_test(file: str) -> bool:
 @pytest.mark.slow
 def test_each_test_asserts_something() -> None:
     shared = [each for file, nodes in files().items() if not is_test(file) for each in functions_of(nodes)]
-    names = asserting(shared, ("raises", "warns", "fail", "assert_close", "assert_allclose"))
+    names = asserting(shared, ("raises", "warns", "fail", "assert_close", "assert_allclose", "wait_until"))
     idle = []
     for file in filter(is_test, files()):
         own = functions_of(files()[file])

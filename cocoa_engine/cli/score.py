@@ -1,6 +1,5 @@
 """cocoa score: the scores of given texts after a prompt. Nothing is generated."""
 
-import io
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +44,7 @@ from cocoa_engine.cli.output import (
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import rule_without_rivals
 from cocoa_engine.errors import CocoaError, ConfigError, DataError, OutputError, need
-from cocoa_engine.files import draft_of, is_stream, write_file
+from cocoa_engine.files import draft_of, is_stream
 from cocoa_engine.lab.files import read_parquet, read_text
 from cocoa_engine.methods import METHODS
 from cocoa_engine.rendering.documents import render
@@ -127,12 +126,11 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
     After an error or an interruption, the file is as it was, and the JSON lines so far are in ``NAME.incomplete``. A
     pipe gets each row at once.
     """
-    streams = is_stream(out)
-    if _is_parquet(out):
+    streams, parquet = is_stream(out), _is_parquet(out)
+    if parquet:
         if streams:
             raise ConfigError(f"{out} is a pipe or a device, to which Parquet cannot be written; name a .jsonl file")
         need("pyarrow.parquet", extra="eval", what="writing parquet files")
-    parquet = _is_parquet(out)
     rest = out if streams else Path(os.path.realpath(out)).with_name(f"{out.name}.incomplete")
     with draft_of(rest if parquet else out) as draft:
         rows = 0
@@ -148,7 +146,7 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
                 yield write
             if parquet:
                 draft.seek(0)
-                write_file(out, _as_parquet([json.loads(line) for line in draft], out, rest))
+                _write_parquet([json.loads(line) for line in draft], out, rest)
         except BaseException:
             if rows and not streams:
                 draft.close()
@@ -158,16 +156,16 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
         rest.unlink()
 
 
-def _as_parquet(rows: Sequence[dict[str, Any]], out: Path, rest: Path) -> bytes:
+def _write_parquet(rows: Sequence[dict[str, Any]], out: Path, rest: Path) -> None:
     import pyarrow.parquet
 
-    columns, whole = dict.fromkeys(name for row in rows for name in row), io.BytesIO()
-    try:
-        table = pyarrow.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows])
-        pyarrow.parquet.write_table(table, whole)
-    except (pyarrow.ArrowException, ValueError, OverflowError) as error:  # such as texts and numbers in one column
-        raise OutputError(f"{out} cannot be written ({error}); the rows are kept as JSON lines in {rest}") from None
-    return whole.getvalue()
+    columns = dict.fromkeys(name for row in rows for name in row)
+    with draft_of(out) as draft:
+        try:
+            table = pyarrow.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows])
+            pyarrow.parquet.write_table(table, draft)
+        except (pyarrow.ArrowException, ValueError, OverflowError) as error:  # such as texts and numbers in one column
+            raise OutputError(f"{out} cannot be written ({error}); the rows are kept as JSON lines in {rest}") from None
 
 
 def risk_of_row(generation: Generation) -> dict[str, Any]:

@@ -217,7 +217,6 @@ WRITES = re.compile(
 )
 OTHER_WRITERS = {
     "cocoa_engine/cli/app.py": "a missing stdout or stderr becomes /dev/null",
-    "cocoa_engine/cli/score.py": "into memory",
     "cocoa_engine/confined.py": "/proc",
     "cocoa_engine/rendering/plot.py": "into memory",
 }

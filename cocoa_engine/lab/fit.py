@@ -122,6 +122,11 @@ class LabelledFeatures:
         """Each feature by its name, ``[n]``."""
         return dict(zip(self.names, self.features.T, strict=True))
 
+    @property
+    def fewest_prompts(self) -> int:
+        """The number of prompts with items of the class that has fewer."""
+        return min(len(set(self.only(chosen).groups)) for chosen in (self.labels, ~self.labels))
+
     def with_probe(self, scores: Floats) -> LabelledFeatures:
         """The items with the scores of a probe, ``[n]``, as their last feature, and without their states."""
         features = np.column_stack([self.features, scores])
@@ -283,8 +288,8 @@ def fit_only(items: LabelledFeatures, *, isotonic: bool = False) -> Fit:
 
     direction = None
     if items.states is not None:
-        prompts = min(len(set(items.only(chosen).groups)) for chosen in (items.labels, ~items.labels))
-        direction, scores = fit_direction(items.states, items.labels, folds_of(items, max(2, min(FOLDS, prompts))))
+        folds = folds_of(items, max(2, min(FOLDS, items.fewest_prompts)))
+        direction, scores = fit_direction(items.states, items.labels, folds)
         items = items.with_probe(scores)
     folds, data = folds_of(items, 3), (items.features, items.labels)
 
@@ -320,7 +325,7 @@ def left_out(
 
 def auroc_left_out(items: LabelledFeatures, folds: int = 5) -> float:
     """The AUROC of risks by cross-validation; NaN if a class has too few prompts for it."""
-    if min(len(set(items.only(chosen).groups)) for chosen in (items.labels, ~items.labels)) < 2 * folds:
+    if items.fewest_prompts < 2 * folds:
         return math.nan
     risks, of_item = left_out(items, isotonic=False, folds=folds)
     labels = items.labels.astype(np.float64)

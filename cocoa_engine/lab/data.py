@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple, TypeVar
 
-from pydantic import Field, RootModel, StrictBool, StrictInt
+from pydantic import Field, RootModel, StrictBool, StrictInt, model_validator
 
 from cocoa_engine.errors import DataError, unknown
 from cocoa_engine.lab.files import (
@@ -205,6 +205,12 @@ class _QuestionRow(RowModel):
     ctxs: list[_Passage] | None = None
     group: str | int | float | None = None
 
+    @model_validator(mode="after")
+    def _has_answers(self) -> "_QuestionRow":
+        if not self.answers and self.context is None:
+            raise ValueError("Only a question with a context may have no answers")
+        return self
+
 
 class _SwapRow(RowModel):
     """A row of NQ-Swap: a question with its own passage, and with one in which the answer is swapped."""
@@ -241,12 +247,8 @@ def read_questions(path: str | Path) -> list[Question]:
             group = row.question if row.group is None else str(row.group)
             rows = [Question(row.question, context, tuple(row.answers), group)]
         for question in rows:
-            unanswered = not question.answers and row.context is not None
-            if not question.text.strip() or not (unanswered or any(map(normalized, question.answers))):
-                raise DataError(
-                    f"{where}: the question is empty, or none of its answers contains a word. Only a question with a "
-                    "context may have no answers."
-                )
+            if not question.text.strip() or (question.answers and not any(map(normalized, question.answers))):
+                raise DataError(f"{where}: the question is empty, or none of its answers contains a word.")
             questions.setdefault((question.text, question.context), question)
     if not questions:
         raise DataError(f"{path} has no questions.")

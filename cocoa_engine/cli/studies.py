@@ -168,7 +168,7 @@ def heads(
         )
         from cocoa_engine.methods.retrieval_heads import keep, kept_file, spread_heads_of
 
-        note = file = None
+        note = None
         try:  # before the work
             tempfile.TemporaryFile(dir=private_folder(kept_file(engine.session.model).parent)).close()
         except (OSError, RuntimeError) as error:
@@ -213,9 +213,9 @@ def heads(
                 file = keep(heads, engine.session.model)
             except (OSError, RuntimeError) as error:
                 note = _not_kept(error, out)
-        if note is None:
-            show(f"Written to {file}. Engines of this model use it from now on.")
-        else:
+            else:
+                show(f"Written to {file}. Engines of this model use it from now on.")
+        if note is not None:
             print_note(note)
 
 

@@ -50,12 +50,13 @@ from cocoa_engine.lab.measured import (
     question_config,
     question_prompt,
 )
-from cocoa_engine.lab.self_made import made_questions
+from cocoa_engine.lab.self_made import Fact, passages
 from cocoa_engine.lab.statistics import expected_calibration_error, reliability
 from cocoa_engine.methods.retrieval_heads import RightAnswers
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.risk.policy import ANSWER_THRESHOLD
 from cocoa_engine.scoring.text_profile import Profiler
+from cocoa_engine.text_matching import contains, declines
 from cocoa_integrations.evaluation.metrics import rouge_l
 from cocoa_integrations.evaluation.tasks import load_samples
 
@@ -85,10 +86,28 @@ def short_questions(path: Path, limit: int) -> Iterator[Asked]:
         yield Asked(f"{number}", f"{number}", _user(question.text), question.is_right)
 
 
+REQUESTS = (
+    "Passage: {passage}\n\nAnswer the question from the passage, in a few words.\nQuestion: {question}",
+    "{passage}\n\n{question} Answer in one short sentence.",
+    'Use this text: {passage}\n\nQuestion: {question}\nIf the text does not say, answer "The text does not say."',
+)
+"""The wordings of a request about an invented passage, in turn."""
+
+
 def invented(_: Path, limit: int) -> Iterator[Asked]:
     """Questions about invented passages, a third of which have no answer."""
-    for number, question in enumerate(made_questions(count=limit, seed=7)):
-        yield Asked(f"{number}", question.group, _user(question.request), question.is_right)
+    asked = (
+        (f"invented {number}", REQUESTS[number % len(REQUESTS)], passage, fact)
+        for number, passage in enumerate(passages(seed=7))
+        for fact in (*passage.stated[:2], passage.missing[0])
+    )
+    for number, (group, wording, passage, fact) in enumerate(islice(asked, limit)):
+
+        def right(answer: str, fact: Fact = fact, missing: bool = fact in passage.missing) -> bool:
+            return contains(answer, fact.answers) or (missing and declines(answer))
+
+        request = wording.format(passage=passage.text, question=fact.question)
+        yield Asked(f"{number}", group, _user(request), right)
 
 
 def natural_questions(path: Path, limit: int, task: str = "nq") -> Iterator[Asked]:

@@ -105,7 +105,7 @@ NO_READERS = {"CocoaEngine", "Embedding", "backend"}
 """What loads or opens what another module reads, or nothing that is a file."""
 
 ENGINE = """
-arguments cli/calibrate cli/options cli/score execution/native/build files lab/cache lab/data
+arguments cli/options cli/score execution/native/build files lab/cache lab/data
 lab/files lab/stopping methods/retrieval_heads model/checkpoint_files model/configs model/gguf_model model/gguf_reader
 model/gguf_tokenizer model/loading model/quantised_weights model/weight_identity risk/calibrator
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from json import dumps
@@ -30,10 +29,9 @@ from cocoa_engine.cli.output import (
     reserved,
 )
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.errors import CalibrationError, ConfigError, DataError, need
+from cocoa_engine.errors import CalibrationError, ConfigError, need
 from cocoa_engine.files import draft_of, is_stream
 from cocoa_engine.lab.data import LabelledText, Question, read_questions, sample
-from cocoa_engine.lab.files import read_document, suffix_of
 from cocoa_engine.methods import METHODS
 from cocoa_engine.risk.calibrator import RiskCalibrator, Settings
 from cocoa_engine.risk.features import Level
@@ -49,14 +47,6 @@ ANSWER = 10.0
 
 FITTED_SETTINGS = [name for name in Settings.model_fields if name != "branches"]
 """The settings that a calibrator was fitted with; whether there are branches follows from the method."""
-
-
-def read_documents(path: Path) -> list[str]:
-    """The text of a file, or of each ``.txt`` and ``.md`` file of a folder, in the order of their names."""
-    files = sorted(file for file in path.rglob("*") if suffix_of(file) in (".txt", ".md")) if path.is_dir() else [path]
-    if not files:
-        raise DataError(f"{path} has no .txt or .md files.")
-    return [read_document(file) for file in files]
 
 
 @dataclass
@@ -75,31 +65,22 @@ class LabelledAnswers:
         bool,
         typer.Option(
             "--self",
-            help="No labelled data: the model answers questions about invented passages, and about --documents. "
-            "--prompts sets their number. Default: at most 300, until the AUROC is steady.",
+            help="No labelled data: the risk of spans is fitted on retellings of invented passages with planted "
+            "errors. --prompts sets their number. Default: at most 150, until the AUROC is steady.",
         ),
     ] = False
-    documents: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE|DIR", help="With --self: a text, or a folder of .txt and .md files, to ask about as well."
-        ),
-    ] = None
     format: measured.Format = None
     prompts: measured.Prompts = None
     chat: measured.Chat = False
     seed: measured.Seed = 0
     records: list[LabelledText] = field(init=False, default_factory=list)
     asked: list[Question] = field(init=False, default_factory=list)
-    texts: list[str] = field(init=False, default_factory=list)
 
     def read(self) -> None:
         if self.data is not None:
             self.records = measured.read(self.data, self.format, self.prompts, self.seed)
         if self.questions is not None:
             self.asked = sample(read_questions(self.questions), self.prompts, self.seed)
-        if self.documents is not None:
-            self.texts = read_documents(self.documents)
 
     def measure(
         self,
@@ -116,21 +97,19 @@ class LabelledAnswers:
         from cocoa_engine.lab.cache import AnswerCache
         from cocoa_engine.lab.fit_calibrator import about_self_made
         from cocoa_engine.lab.heads import PROMPTS
-        from cocoa_engine.lab.measured import Layers, labelled_features, probe_layer
-        from cocoa_engine.lab.self_made import QUESTIONS, ROUNDS, made_questions, made_spans, own_answers
+        from cocoa_engine.lab.measured import Layers, labelled_features, own_answers, probe_layer
+        from cocoa_engine.lab.self_made import ROUNDS, TEXTS, made_spans
 
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
-        number = (self.prompts or QUESTIONS) if self.self_made else 0
+        number = (self.prompts or TEXTS) if self.self_made else 0
         shares = {
             "feeding answers": len(self.records),
-            "answering questions": ANSWER * (len(self.asked) + number),
-            "feeding texts": number // 2,
+            "answering questions": ANSWER * len(self.asked),
+            "feeding texts": number,
         }
         reference = {"measuring source attention": ANSWER * PROMPTS} if number and last == "fitting" else {}
         progress.plan({**shares, last: 0.1 * sum(shares.values()), **reference})
-        answering = partial(progress.stage, "answering questions", "questions", fate=partial(measured.fate, cache))
-        asks = self.asked or self.self_made
-        answers_kept = AnswerCache(cache, "answers", engine, config) if cache and asks else None
+        fate = partial(measured.fate, cache)
         features: dict[Level, LabelledFeatures] = {}
         about: dict[Level, str] = {}
         layer = probe_layer(engine.num_layers) if states else None
@@ -141,21 +120,17 @@ class LabelledAnswers:
             how = "as a chat" if self.chat else "plain prompts"
             about = dict.fromkeys(features, f"{self.data.name}, {len(self.records)} given answers, {how}")
         if self.questions is not None:
-            with answering(len(self.asked)) as stage:
+            answers_kept = AnswerCache(cache, "answers", engine, config) if cache else None
+            with progress.stage("answering questions", "questions", len(self.asked), fate=fate) as stage:
                 features["answer"] = own_answers(
                     engine, self.asked, config, layer=layer, cache=answers_kept, advance=stage.advance
                 )
             about["answer"] = f"{self.questions.name}, the model's own answers to {len(self.asked)} questions"
         if self.self_made:
-            made = made_questions(self.texts, number, self.seed)
-            rounds = 1 if self.prompts else ROUNDS
-            with answering(len(made)) as stage, suppress(CalibrationError):  # all answers are empty
-                options: Any = {"rounds": rounds, "advance": stage.advance}
-                features["answer"] = own_answers(engine, made, config, cache=answers_kept, **options)
-            with progress.stage("feeding texts", "texts", number // 2, fate=partial(measured.fate, cache)) as stage:
-                options = {"rounds": rounds, "advance": stage.advance, "chat": self.chat, "seed": self.seed}
-                features["span"] = made_spans(engine, number // 2, config, cache=cache, **options)
-            about = about_self_made(features, len(self.texts))
+            options: Any = {"rounds": 1 if self.prompts else ROUNDS, "chat": self.chat, "seed": self.seed}
+            with progress.stage("feeding texts", "texts", number, fate=fate) as stage:
+                features["span"] = made_spans(engine, number, config, cache=cache, advance=stage.advance, **options)
+            about["span"] = about_self_made(features["span"])
         features = {name: items for name, items in features.items() if level in (None, name)}
         if not features:
             raise CalibrationError(f"the data has no labels{f' by {level}' if level else ''}.")
@@ -352,8 +327,8 @@ def calibrate(
          "--check evaluates a calibrator as it is: a threshold cannot be chosen, nor a probe fitted"),
         (not (data or questions or own),
          "give --data PATH with labelled answers, --questions FILE for the model to answer, both, or --self"),
-        (own and (data or questions), "--self makes its own questions: leave out --data and --questions"),
-        (answers.documents is not None and not own, "--documents is for --self, which asks questions about them"),
+        (own and (data or questions), "--self makes its own texts: leave out --data and --questions"),
+        (own and level == "answer", "--self fits the risk of spans: leave out --level answer"),
         (probe and own, "--probe is fitted on labelled data: leave out --self"),
     ):  # fmt: skip
         if is_wrong:

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Literal, NamedTuple
 
 from cocoa_engine.config import CocoaConfig
@@ -10,8 +9,8 @@ from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import CalibrationError, need
 from cocoa_engine.lab.data import LabelledText, Question
 from cocoa_engine.lab.fit import DEFAULTS, FitSettings, LabelledFeatures, fit
-from cocoa_engine.lab.measured import force, labelled_features, probe_layer
-from cocoa_engine.lab.self_made import QUESTIONS, ROUNDS, made_questions, made_spans, own_answers
+from cocoa_engine.lab.measured import force, labelled_features, own_answers, probe_layer
+from cocoa_engine.lab.self_made import ROUNDS, TEXTS, made_spans
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.language_model import dtype_name
 from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, Settings
@@ -85,56 +84,38 @@ def fit_calibrator(
 
 def fit_self_made(
     engine: CocoaEngine,
-    documents: Sequence[str] = (),
     *,
     count: int | None = None,
     config: CocoaConfig | None = None,
     chat: bool = False,
     settings: FitSettings = DEFAULTS,
 ) -> RiskCalibrator:
-    """Fit a calibrator without labelled data, as ``cocoa calibrate --self`` does.
+    """Fit the risk of spans without labelled data, as ``cocoa calibrate --self`` does.
 
-    The model answers questions about invented passages and about the user's documents, some of which have no answer in
-    their passage. Its answers are labelled by comparison. The risk of spans is fitted on retellings of invented
-    passages with planted errors, which the model reads. The documentation, under "Calibrate without labels", says how
-    far such a calibrator was right on other texts.
+    The model reads retellings of invented passages with planted errors. The documentation, under "Calibrate without
+    labels", says how far such a risk was right on other texts. Whole answers have the default rank.
 
     Args:
         engine: the engine with the model.
-        documents: texts to ask about as well, such as those that the model will answer from.
-        count: the number of questions; there are half as many texts with planted errors. Default: at most 300, until
-            the AUROC of a cross-validation is steady.
+        count: the number of retellings. Default: at most 150, until the AUROC of a cross-validation is steady.
         config, chat: as for :func:`fit_calibrator`.
-        settings: how it is fitted; a probe is not. Its seed is also that of the questions.
+        settings: how it is fitted; a probe is not. Its seed is also that of the retellings.
 
     Raises:
-        CalibrationError: the documents have nothing to ask for, or there are too few answers of either class.
+        CalibrationError: there are too few retellings.
         MissingExtraError: scikit-learn is not installed.
     """
     config, engine = config or engine.config, engine.without_calibrator()
     need("sklearn", extra="risk", what="fitting a calibrator")
-    rounds, count = (ROUNDS, QUESTIONS) if count is None else (1, count)
-    made = made_questions(documents, count, settings.seed)
-    features: dict[Level, LabelledFeatures] = {}
-    with suppress(CalibrationError):  # all answers are empty
-        features["answer"] = own_answers(engine, made, config, rounds=rounds)
-    features["span"] = made_spans(engine, count // 2, config, rounds=rounds, chat=chat, seed=settings.seed)
-    about = about_self_made(features, len(documents))
-    return _warned(engine, config, features, about, settings.model_copy(update={"probe": False}))
+    rounds, count = (ROUNDS, TEXTS) if count is None else (1, count)
+    items = made_spans(engine, count, config, rounds=rounds, chat=chat, seed=settings.seed)
+    without_probe = settings.model_copy(update={"probe": False})
+    return _warned(engine, config, {"span": items}, {"span": about_self_made(items)}, without_probe)
 
 
-def about_self_made(features: Mapping[Level, LabelledFeatures], documents: int) -> dict[Level, str]:
-    """What a calibrator says about the data of each level."""
-    of_what = f"invented passages and {documents} documents" if documents else "invented passages"
-    data: dict[Level, str] = {
-        "span": "{} retellings of invented passages with planted errors",
-        "answer": f"its answers to {{}} questions about {of_what}",
-    }
-    counts = {"span": lambda items: len(set(items.groups)), "answer": lambda items: len(items.labels)}
-    return {
-        level: f"made by the model itself: {data[level].format(counts[level](items))}"
-        for level, items in features.items()
-    }
+def about_self_made(items: LabelledFeatures) -> str:
+    """What a calibrator says about its data."""
+    return f"made by the model itself: {len(set(items.groups))} retellings of invented passages with planted errors"
 
 
 def _warned(

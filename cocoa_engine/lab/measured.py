@@ -17,7 +17,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.speculation import preceding
 from cocoa_engine.equations import middle_layers
 from cocoa_engine.errors import CalibrationError, ConfigError
-from cocoa_engine.lab.cache import AnswerCache, CacheFolder
+from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
 from cocoa_engine.lab.data import LabelledText, Question
 from cocoa_engine.lab.fit import Floats32, LabelledFeatures
 from cocoa_engine.methods import METHODS
@@ -286,6 +286,34 @@ def question_prompt(engine: CocoaEngine, question: str) -> Prompt:
 def question_config(engine: CocoaEngine, config: CocoaConfig) -> CocoaConfig:
     """The settings of a :func:`question_prompt`: a model without a chat template ends its answer with the line."""
     return config if engine.has_chat_template or config.stop else config.replace(stop=("\n",))
+
+
+def own_answers(
+    engine: CocoaEngine,
+    questions: Sequence[Question],
+    config: CocoaConfig,
+    *,
+    layer: int | None = None,
+    cache: AnswerCache | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> LabelledFeatures:
+    """The features of a model's own answers to questions.
+
+    With a ``layer``, each answer is fed again after its prompt, and its mean state is measured, for a probe.
+    ``cache`` has what was asked before. ``advance`` is called with the number of questions answered since its last
+    call.
+
+    Raises:
+        CalibrationError: all answers are empty.
+    """
+    config = question_config(engine, config)
+    profiler = None if layer is None else Profiler(engine.session, config, (), layer)
+    prompts = [question_prompt(engine, question.request) for question in questions]
+    answers = answered(engine, questions, prompts, config, answer_values, cache=cache, advance=advance)
+    return labelled_answers(
+        (question, values if profiler is None else {**values, **mean_state(profiler, prompt, values)})
+        for prompt, (question, values) in zip(prompts, answers, strict=True)
+    )
 
 
 Row = tuple[list[float], bool, str, Floats32 | None]

@@ -1,9 +1,8 @@
-"""Questions and labelled texts that need no data set: invented passages, planted errors, terms of documents."""
+"""Labelled texts that need no data set: invented passages, and retellings of them with planted errors."""
 
 import itertools
 import json
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,21 +10,10 @@ from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.errors import CalibrationError
-from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
-from cocoa_engine.lab.data import LabelledSpan, LabelledText, Question
+from cocoa_engine.lab.cache import CacheFolder
+from cocoa_engine.lab.data import LabelledSpan, LabelledText
 from cocoa_engine.lab.fit import LabelledFeatures, auroc_left_out
-from cocoa_engine.lab.measured import (
-    answer_values,
-    force,
-    labelled_answers,
-    labelled_features,
-    mean_state,
-    question_config,
-    question_prompt,
-)
-from cocoa_engine.scoring.text_profile import Profiler
-from cocoa_engine.text_matching import declines
+from cocoa_engine.lab.measured import force, labelled_features
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -156,130 +144,9 @@ def planted_errors(count: int, seed: int = 0) -> list[LabelledText]:
     return records
 
 
-QUESTIONS, MAX_WORDS = 300, 150
-"""The most questions if their number is not given, and the length of a passage of a document, in words."""
-
-REQUESTS = (
-    "Passage: {passage}\n\nAnswer the question from the passage, in a few words.\nQuestion: {question}",
-    "{passage}\n\n{question} Answer in one short sentence.",
-    'Use this text: {passage}\n\nQuestion: {question}\nIf the text does not say, answer "The text does not say."',
-)
-"""The wordings of a request, in turn."""
-
-_TERM = re.compile(
-    r"(?<=[a-z,] )(?:[A-Z][a-z]+(?: [A-Z][a-z]+)+|\d{1,2} (?:January|February|March|April|May|June|July|August|"
-    r"September|October|November|December) \d{4}|\d[\d,.]*\d|[A-Z][a-z]{3,})(?=[ ,.;])"
-)
-"""Names inside a sentence, dates and numbers of at least two digits."""
-
-
-@dataclass(frozen=True)
-class MadeQuestion(Question):
-    """A question about a passage, which is its context.
-
-    Attributes:
-        answerable: whether the passage has the answer.
-        wording: the number of the wording in :data:`REQUESTS`, from 0; after the last one it begins again.
-    """
-
-    answerable: bool = True
-    wording: int = 0
-
-    @property
-    def request(self) -> str:
-        return REQUESTS[self.wording % len(REQUESTS)].format(passage=self.context, question=self.text)
-
-    def is_right(self, answer: str) -> bool:
-        """Whether an answer has the known answer or, if the passage lacks it, says so."""
-        return super().is_right(answer) or (not self.answerable and declines(answer))
-
-
-def made_questions(documents: Sequence[str] = (), count: int = QUESTIONS, seed: int = 0) -> list[MadeQuestion]:
-    """Questions about invented passages and, if there are documents, as many about these.
-
-    A third of the questions about invented facts, and half of those about documents, have no answer in their passage.
-
-    Raises:
-        CalibrationError: the documents have no sentence with a name, date or number to ask for.
-    """
-    invented = (
-        MadeQuestion(fact.question, passage.text, fact.answers, f"invented {number}", fact in passage.stated, number)
-        for number, passage in enumerate(passages(seed))
-        for fact in (*passage.stated[:2], passage.missing[0])
-    )
-    made = list(itertools.islice(invented, count - count // 2 if documents else count))
-    if not documents:
-        return made
-    asked = list(itertools.islice(_of_documents(documents, seed), count // 2))
-    if not asked:
-        raise CalibrationError(
-            "the documents have no sentence with a name, a date or a number to ask for; leave them out, or give others."
-        )
-    return made + asked
-
-
-def _of_documents(documents: Sequence[str], seed: int) -> Iterator[MadeQuestion]:
-    """For each part of a document one term to complete, with the sentence that has it, and without."""
-    random = Random(seed)
-    parts: list[list[str]] = []  # sentences of at most MAX_WORDS words together
-    for document in documents:
-        parts.append([])
-        for sentence in re.split(r"(?<=[.!?])\s+", " ".join(document.split())):
-            if parts[-1] and len(" ".join([*parts[-1], sentence]).split()) > MAX_WORDS:
-                parts.append([])
-            parts[-1].append(sentence)
-    random.shuffle(parts)
-    for number, sentences in enumerate(parts):
-        text = " ".join(sentences)
-        terms = [(at, match.group()) for at, sentence in enumerate(sentences) for match in _TERM.finditer(sentence)]
-        unique = [(at, term) for at, term in terms if text.count(term) == 1]
-        if not unique or len(sentences) < 2:
-            continue
-        at, term = random.choice(unique)
-        cloze = sentences[at].replace(term, "____", 1)
-        asked = f'Which name, date or number belongs in the gap? "{cloze}"'
-        without = " ".join(sentences[:at] + sentences[at + 1 :])
-        for passage, answerable in ((text, True), (without, False)):
-            yield MadeQuestion(asked, passage, (term,), f"document {number}", answerable, number)
-
-
-ROUNDS, STEADY = 6, 0.02
-"""The most rounds that questions and texts are divided into, and the change of the AUROC that ends them."""
-
-RecordT = TypeVar("RecordT", Question, LabelledText)
-
-
-def own_answers(
-    engine: "CocoaEngine",
-    questions: Sequence[Question],
-    config: CocoaConfig,
-    *,
-    rounds: int = 1,
-    layer: int | None = None,
-    cache: AnswerCache | None = None,
-    advance: Callable[[int], None] = lambda count: None,
-) -> LabelledFeatures:
-    """The features of a model's own answers to questions, of as many ``rounds`` as :func:`until_steady` takes.
-
-    With a ``layer``, each answer is fed again after its prompt, and its mean state is measured, for a probe.
-    ``cache`` has what was asked before. ``advance`` is called with the number of questions answered since its last
-    call.
-
-    Raises:
-        CalibrationError: all answers are empty.
-    """
-    rows: list[tuple[Question, Mapping[str, Any]]] = []
-    config = question_config(engine, config)
-    profiler = None if layer is None else Profiler(engine.session, config, (), layer)
-
-    def measure(part: Sequence[Question]) -> LabelledFeatures:
-        prompts = [question_prompt(engine, question.request) for question in part]
-        answers = answered(engine, part, prompts, config, answer_values, cache=cache, advance=advance)
-        for prompt, (question, values) in zip(prompts, answers, strict=True):
-            rows.append((question, values if profiler is None else {**values, **mean_state(profiler, prompt, values)}))
-        return labelled_answers(rows)
-
-    return until_steady(_divided(questions, rounds), measure)
+TEXTS, ROUNDS, STEADY = 150, 6, 0.02
+"""The most texts with planted errors if their number is not given, the most rounds that they are divided into, and the
+change of the AUROC that ends them."""
 
 
 def made_spans(
@@ -293,12 +160,15 @@ def made_spans(
     cache: CacheFolder | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> LabelledFeatures:
-    """The features of the spans of ``count`` texts with planted errors, fed to a model; as :func:`own_answers`.
+    """The features of the spans of ``count`` texts with planted errors, which are fed to a model.
 
-    ``chat``: they are fed through the model's chat template.
+    They are divided into ``rounds``, of which as many are read as :func:`until_steady` takes. With ``chat``, they are
+    fed through the model's chat template. ``cache`` has what was fed before. ``advance`` is called with the number of
+    texts fed since its last call.
     """
     sets: list[LabelledFeatures] = []
-    parts = _divided(planted_errors(count, seed), rounds)
+    texts = planted_errors(count, seed)
+    parts = [part for number in range(rounds) if (part := texts[number::rounds])]
     fed = force(engine, itertools.chain.from_iterable(parts), config, chat=chat, cache=cache, advance=advance)
 
     def measure(part: Sequence[LabelledText]) -> LabelledFeatures:
@@ -309,16 +179,10 @@ def made_spans(
     return until_steady(parts, measure)
 
 
-def _divided(made: Sequence[RecordT], rounds: int) -> list[list[RecordT]]:
-    """Every ``rounds``-th group in each round, so that rounds are alike."""
-    numbers = {group: number for number, group in enumerate(dict.fromkeys(record.group for record in made))}
-    parts = [[record for record in made if numbers[record.group] % rounds == number] for number in range(rounds)]
-    return [part for part in parts if part]
+PartT = TypeVar("PartT")
 
 
-def until_steady(
-    parts: Sequence[Sequence[RecordT]], measure: Callable[[Sequence[RecordT]], LabelledFeatures]
-) -> LabelledFeatures:
+def until_steady(parts: Sequence[PartT], measure: Callable[[PartT], LabelledFeatures]) -> LabelledFeatures:
     """The items of as many parts as it takes. ``measure`` measures one, and returns its items with those before.
 
     They are enough when there are prompts for a cross-validation in both classes, and the AUROC of its risks differs by

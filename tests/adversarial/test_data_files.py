@@ -18,10 +18,10 @@ from langchain_core.messages import AIMessage
 from pyarrow import parquet
 
 from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, ConfigError, DataError
-from cocoa_engine.cli.calibrate import read_documents
 from cocoa_engine.cli.score import score_rows
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder
 from cocoa_engine.lab.data import read_labelled, read_questions
+from cocoa_engine.lab.files import read_document
 from cocoa_engine.lab.stopping import read_own_prompts
 from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.evaluation.judge import factscore_run, judge_run
@@ -70,7 +70,7 @@ FILES: dict[str, tuple[Callable[[Path], Any], str, bytes, st.SearchStrategy[byte
     "questions": (read_questions, "a.jsonl", json_lines(QUESTIONS).encode(), broken_lines(QUESTIONS)),
     "prompts": (read_own_prompts, "a.jsonl", json_lines(PROMPTS).encode(), broken_lines(PROMPTS)),
     "lines": (read_own_prompts, "a.txt", b"One\nTwo\n", broken(b"One\nTwo\n")),
-    "documents": (read_documents, "a.txt", b"A text.", broken(b"A text.")),
+    "documents": (lambda path: [read_document(path)], "a.txt", b"A text.", broken(b"A text.")),
 }
 
 

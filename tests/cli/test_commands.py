@@ -424,6 +424,7 @@ REFUSED = {
     "not a calibrator": [f"calibrate {DATA} --check {{answers}}"],
     "give --data PATH": ["calibrate --out r"],
     "leave out --self": ["calibrate --self --out r --probe"],
+    "leave out --level answer": ["calibrate --self --out r --level answer"],
     "nor a probe fitted": [f"calibrate {DATA} --check embedded --probe"],
     "question": ["calibrate --questions {answers} --out r"],
     "--plot x.foo: the name must end in one of .eps": [f"calibrate {DATA} --out r --plot x.foo"],

@@ -92,7 +92,7 @@ COMMANDS: dict[str, list[str]] = {
     "calibrate on questions": ["calibrate", "--questions", "{questions}", *FITS, "--out", "{out}/risk.json"],
     "threshold": ["threshold", "--prompts", "{questions}", "--max-new-tokens", "6", "--json"],
     "calibrate on both": ["calibrate", "--data", "{texts}", "--questions", "{questions}", *FITS, "--out", "{out}"],
-    "calibrate itself": ["calibrate", "--self", "--prompts", "20", *FITS, "--level", "span", "--out", "{out}.json"],
+    "calibrate itself": ["calibrate", "--self", "--prompts", "10", *FITS, "--out", "{out}.json"],
     "heads": ["heads", "--lengths", "16,32", "--prompts", "6"],
     "compare": ["compare", "Who?", "--raw", "--max-new-tokens", "6"],
     "bench": ["bench", "--tokens", "4", "--rounds", "2", "--json"],

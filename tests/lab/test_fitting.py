@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from functools import cache
-from itertools import chain, groupby, islice
+from itertools import islice
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -22,18 +22,11 @@ from cocoa_engine.files import CACHE_VARIABLE
 from cocoa_engine.lab import fit as lab_fit
 from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab import self_made
+from cocoa_engine.lab.data import Question
 from cocoa_engine.lab.fit import FitSettings, LabelledFeatures, fit, folds_of, left_out, validate
 from cocoa_engine.lab.heads import KNOTS, PROMPTS, keep_reference, with_reference
-from cocoa_engine.lab.measured import EXAMPLES, force, labelled_features
-from cocoa_engine.lab.self_made import (
-    MadeQuestion,
-    made_questions,
-    made_spans,
-    own_answers,
-    passages,
-    planted_errors,
-    until_steady,
-)
+from cocoa_engine.lab.measured import EXAMPLES, force, labelled_features, own_answers
+from cocoa_engine.lab.self_made import made_spans, passages, planted_errors, until_steady
 from cocoa_engine.lab.statistics import brier, expected_calibration_error, reliability
 from cocoa_engine.methods import retrieval_heads
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model, source_heads, spread_heads_of
@@ -275,12 +268,6 @@ def test_exact_risks_of_few_items_have_an_ece() -> None:
     assert ece_if_exact([0.0] * 100 + [1.0] * 100) == 0
 
 
-DOCUMENT = (
-    "The old mill in Harrowgate was built by John Smith in 1850. It has 14 floors and a tower. In summer, the owner "
-    "Clara Voss opens it to visitors. The mill burned on 3 March 1902."
-)
-
-
 def test_a_passage_states_some_facts_and_not_the_others() -> None:
     drawn = list(islice(passages(3), 300))
     for passage in drawn:
@@ -299,35 +286,11 @@ def test_a_passage_states_some_facts_and_not_the_others() -> None:
     assert len({passage.stated[0].question.split()[0] for passage in drawn}) >= 5
 
 
-def test_made_questions() -> None:
-    made = made_questions(count=60, seed=4)
-    assert made == made_questions(count=60, seed=4) != made_questions(count=60, seed=5)
-    assert (len(made), sum(one.answerable for one in made)) == (60, 40)
-    for one in made:
-        assert one.context in one.request
-        assert one.text in one.request
-        assert not one.answerable or one.is_right(one.context)
-    assert len({one.request.replace(one.context, "")[:20] for one in made}) >= 3  # several wordings
-
-
-def test_questions_about_documents() -> None:
-    made = [one for one in made_questions([DOCUMENT], count=8) if one.group.startswith("document")]
-    assert {one.answerable for one in made} == {True, False}
-    for one in made:
-        (term,) = one.answers
-        assert term in DOCUMENT
-        assert "____" in one.text
-        assert term not in one.text
-        assert (term in one.context) is one.answerable
-    with pytest.raises(CalibrationError, match="no sentence with a name"):
-        made_questions(["nothing here. nor there."], count=8)
-
-
 @pytest.mark.parametrize(
-    ("answer", "right", "right_if_missing"),
+    ("answer", "right", "declines"),
     [
-        ("It was built by Mirela Voss.", True, True),
-        ("It was Voss.", True, True),
+        ("It was built by Mirela Voss.", True, False),
+        ("It was Voss.", True, False),
         ("It was built by Pavel Lund.", False, False),
         ("The text does not say.", False, True),
         ("It is not mentioned in the passage.", False, True),
@@ -340,10 +303,10 @@ def test_questions_about_documents() -> None:
         ("", False, False),
     ],
 )
-def test_a_right_answer_is_known_or_declines(answer: str, right: bool, right_if_missing: bool) -> None:
-    for answerable, expected in ((True, right), (False, right_if_missing)):
-        question = MadeQuestion("Who built the mill of Odd?", "x", ("Mirela Voss", "Voss"), "g", answerable)
-        assert question.is_right(answer) is expected
+def test_a_right_answer_is_known_or_declines(answer: str, right: bool, declines: bool) -> None:
+    """If the passage does not tell, the answer is right that declines."""
+    for answers, expected in ((("Mirela Voss", "Voss"), right), ((), declines)):
+        assert Question("Who built the mill of Odd?", "x", answers, "g").is_right(answer) is expected
 
 
 def test_planted_errors() -> None:
@@ -368,39 +331,31 @@ def test_planted_errors() -> None:
     assert clean >= 0.55 * 800
 
 
-def test_features_are_those_of_the_answers_and_of_the_texts() -> None:
+def test_features_are_those_of_the_answers() -> None:
     engine = CocoaEngine(tiny_model("llama", max_position_embeddings=2048), tiny_tokenizer())
-    with pytest.raises(CalibrationError):  # no answer of this model is right
-        fit_self_made(engine, count=6, config=CocoaConfig(max_new_tokens=4))
     config = CocoaConfig(max_new_tokens=12, max_risk=0.1, max_candidates=2)
-    questions = made_questions(count=4)
-    done: list[int] = []
-    answers = own_answers(engine, questions, config, rounds=2, advance=done.append)
-    assert sum(done) == 4
-    asked = [questions[number] for number in (0, 1, 2, 3)]  # those of the first passage, then that of the second
-    prompts = [f"{EXAMPLES}{made.request}\nAnswer:" for made in asked]
+    asked = [Question(text, None, ("never",), text) for text in ("a?", "b?", "c?")]
+    prompts = [f"{EXAMPLES}{question.request}\nAnswer:" for question in asked]
     expected = [engine.generate(prompt, config=config.replace(max_risk=None, stop=("\n",))) for prompt in prompts]
+    questions = [asked[0], replace(asked[1], answers=(expected[1].text,)), asked[2]]
+    done: list[int] = []
+    answers = own_answers(engine, questions, config, advance=done.append)
+    assert sum(done) == 3
     names = len(answers.names)  # the tiny model has no known heads, hence no source attention
     assert np.allclose(answers.features, [answer_features(answer)[:names] for answer in expected], atol=1e-3)
-    wrong = [not made.is_right(answer.text) for made, answer in zip(asked, expected, strict=True)]
-    assert answers.labels.tolist() == wrong
-    spans = made_spans(engine, 2, config, rounds=2, seed=5, advance=done.append)
-    assert sum(done) == 4 + 2
-    fed = labelled_features(force(engine, planted_errors(2, seed=5), config), config, 6)["span"]
+    assert answers.labels.tolist() == [True, False, True]
+
+
+def test_features_are_those_of_the_texts_that_rounds_divide() -> None:
+    engine = CocoaEngine(tiny_model("llama", max_position_embeddings=2048), tiny_tokenizer())
+    config, done = CocoaConfig(max_candidates=2), list[int]()
+    spans = made_spans(engine, 3, config, rounds=2, seed=5, advance=done.append)
+    assert sum(done) == 3
+    texts = planted_errors(3, seed=5)
+    fed = labelled_features(force(engine, [texts[number] for number in (0, 2, 1)], config), config, 6)["span"]
     assert np.allclose(spans.features, fed.features, atol=1e-3)
     assert spans.labels.tolist() == fed.labels.tolist()
-    assert len({*spans.groups}) == len({*fed.groups}) == 2
-
-
-@given(st.integers(1, 40), st.integers(1, 8))
-def test_rounds_divide_the_questions_by_passage(count: int, rounds: int) -> None:
-    """Each question is in one round, beside those of its passage. Rounds differ by at most one passage."""
-    made = made_questions([DOCUMENT], count=count + 1)
-    parts = self_made._divided(made, rounds)
-    assert sorted(map(id, chain.from_iterable(parts))) == sorted(map(id, made))
-    groups = [[group for group, _ in groupby(part, key=lambda question: question.group)] for part in parts]
-    assert len({*chain.from_iterable(groups)}) == sum(map(len, groups))
-    assert max(map(len, groups)) - min(map(len, groups)) <= 1
+    assert len({*spans.groups}) == len({*fed.groups}) == 3
 
 
 def ranked_items(prompts: int, shift: float, seed: int = 0) -> LabelledFeatures:
@@ -445,15 +400,16 @@ def test_rounds_go_on_while_the_auroc_changes() -> None:
     assert until_steady(range(4), rounds.__getitem__) is rounds[-1]
 
 
-def test_fitting_on_the_models_own_answers(engine: CocoaEngine) -> None:
-    config, settings = CocoaConfig(max_new_tokens=10), FitSettings(draws=20, folds=2)
-    fitted = fit_self_made(engine, count=30, config=config, settings=settings)
-    assert 0 < fitted.answer.validation.hallucinated < fitted.answer.validation.items == 30
-    assert "made by the model itself" in fitted.answer.data
-    assert "planted errors" in fitted.span.data
+def test_fitting_on_planted_errors(engine: CocoaEngine) -> None:
+    fitted = fit_self_made(engine, count=15, settings=FitSettings(draws=20, folds=2))
+    assert fitted.answer is None
+    assert fitted.span.data == "made by the model itself: 15 retellings of invented passages with planted errors"
     assert fitted.model_name == engine.model_name
     answer = engine.with_calibrator(fitted).generate("Question: Who wrote Dune?\nAnswer:", max_new_tokens=10)
-    assert 0 <= answer.answer_risk <= 1
+    assert answer.risk_source == "calibrator"
+    assert answer.answer_risk_source == "rank"
+    with pytest.raises(CalibrationError, match="prompts have hallucinated items"):
+        fit_self_made(engine, count=3)
 
 
 def tiny_with_heads(folder: Path) -> tuple[CocoaEngine, RetrievalHeads]:

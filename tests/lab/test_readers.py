@@ -11,7 +11,6 @@ import pytest
 from pyarrow import parquet
 
 from cocoa_engine import DataError
-from cocoa_engine.cli.calibrate import read_documents
 from cocoa_engine.cli.options import read_source
 from cocoa_engine.lab import data
 from cocoa_engine.lab.data import FORMATS, LabelledText, Question, read_labelled, read_questions, sample
@@ -195,12 +194,11 @@ def test_a_sample_keeps_the_answers_to_a_prompt_together() -> None:
     assert len(sample(records)) == 70
 
 
-def test_documents_and_passages_have_no_byte_order_mark(tmp_path: Path) -> None:
+def test_a_passage_has_no_byte_order_mark(tmp_path: Path) -> None:
     plain, compressed = tmp_path / "a.txt", tmp_path / "b.txt.gz"
     plain.write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\n")
     compressed.write_bytes(gzip.compress(plain.read_bytes()))
     assert read_source(plain) == read_source(compressed) == "one\ntwo\nthree"
-    assert read_documents(plain) == read_documents(compressed) == ["one\ntwo\nthree\n"]
 
 
 ROWS = [

@@ -15,8 +15,7 @@ import torch
 from cocoa_engine import CalibrationWarning, CocoaConfig, CocoaEngine, FitSettings, RiskCalibrator, fit_calibrator
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.lab.data import LabelledSpan, LabelledText, Question
-from cocoa_engine.lab.measured import question_config, question_prompt
-from cocoa_engine.lab.self_made import own_answers
+from cocoa_engine.lab.measured import own_answers, question_config, question_prompt
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.features import SOURCE_FEATURES, SPAN_FEATURES, answer_features, span_features
 from tests.helpers.alike import near

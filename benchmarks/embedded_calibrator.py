@@ -34,7 +34,7 @@ from cocoa_engine.lab.measured import (
     force,
     labelled_answers,
     labelled_features,
-    probe_layer,
+    probe_layers,
     request_prompt,
 )
 from cocoa_engine.lab.statistics import Bootstrap, Ranked, choose, expected_calibration_error, reliability
@@ -98,8 +98,8 @@ def measure(engine: CocoaEngine, paths: dict[str, Path], cache: Path) -> None:
                 generations = engine.generate_batch(_prompts(engine, name, chunk), config=config)
                 save_own(file, list(zip(chunk, generations, strict=True)))
             elif name in GIVEN and not file.with_suffix(".span.npz").exists():
-                layer = probe_layer(engine.num_layers)
-                answers = force(engine, list(_short(engine, chunk)), engine.config, layer=layer)
+                layers = probe_layers(engine.num_layers)[:1]  # of spans
+                answers = force(engine, list(_short(engine, chunk)), engine.config, layers=layers)
                 for level, items in labelled_features(answers, engine.config, engine.num_layers).items():
                     _save(file, level, items)
 

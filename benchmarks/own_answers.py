@@ -46,7 +46,7 @@ from cocoa_engine.lab.measured import (
     answer_values,
     labelled_answers,
     mean_state,
-    probe_layer,
+    probe_layers,
     question_config,
     question_prompt,
 )
@@ -226,19 +226,19 @@ def row_of(model: str, kind: str, asked: Asked, answer: Generation) -> dict[str,
     }
 
 
-DIVISIONS = 5
+DIVISIONS, FOLDS = 5, 10
 
 
 def fitted(options: argparse.Namespace) -> Iterator[str]:
     """For each given set, and each part of it, how fits of a model's own answers rank those that were left out.
 
     ``stopped`` is the share of wrong answers that are stopped if 90 % of the right ones pass. Both are means over
-    DIVISIONS divisions of the passages into five folds.
+    DIVISIONS divisions of the passages into FOLDS folds.
     """
     torch.set_num_threads(options.threads)
     engine = CocoaEngine.from_pretrained(options.model).without_calibrator()
     config = question_config(engine, engine.config.replace(max_new_tokens=64))
-    profiler = Profiler(engine.session, config, (), probe_layer(engine.num_layers))
+    profiler = Profiler(engine.session, config, (), probe_layers(engine.num_layers))
     yield "| set | wrong | AUROC | stopped | AUROC, with a probe | stopped, with a probe |"
     yield "| --- |" + " ---: |" * 5
     for kind in GIVEN:
@@ -254,7 +254,7 @@ def fitted(options: argparse.Namespace) -> Iterator[str]:
             continue
         labelled = labelled_answers(rows)
         fits = [
-            [left_out(items, isotonic=False, seed=seed)[0] for seed in range(DIVISIONS)]
+            [left_out(items, isotonic=False, folds=FOLDS, seed=seed)[0] for seed in range(DIVISIONS)]
             for items in (replace(labelled, states=None), labelled)
         ]
         parts = np.array([item.id.partition("-")[2] for item, _ in rows])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from json import dumps
@@ -88,16 +88,19 @@ class LabelledAnswers:
         config: CocoaConfig,
         level: Level | None,
         *,
-        states: bool,
+        layers: Sequence[int],
         cache: CacheFolder | None,
         progress: Progress,
         last: Literal["fitting", "computing"],
     ) -> tuple[dict[Level, LabelledFeatures], dict[Level, str]]:
-        """The features of the answers, and a description of their source, by level. The stage ``last`` follows."""
+        """The features of the answers, and a description of their source, by level. The stage ``last`` follows.
+
+        Those for a probe are the mean states after ``layers``.
+        """
         from cocoa_engine.lab.cache import AnswerCache
         from cocoa_engine.lab.fit_calibrator import about_self_made
         from cocoa_engine.lab.heads import PROMPTS
-        from cocoa_engine.lab.measured import Layers, labelled_features, own_answers, probe_layer
+        from cocoa_engine.lab.measured import Layers, labelled_features, own_answers
         from cocoa_engine.lab.self_made import ROUNDS, TEXTS, made_spans
 
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
@@ -112,9 +115,8 @@ class LabelledAnswers:
         fate = partial(measured.fate, cache)
         features: dict[Level, LabelledFeatures] = {}
         about: dict[Level, str] = {}
-        layer = probe_layer(engine.num_layers) if states else None
         if self.data is not None:
-            as_fed: Any = {"chat": self.chat, "layer": layer, "cache": cache, "progress": progress}
+            as_fed: Any = {"chat": self.chat, "layers": layers, "cache": cache, "progress": progress}
             with measured.teacher_forced(engine, self.records, config, **as_fed) as answers:
                 features = labelled_features(answers, config, engine.num_layers)
             how = "as a chat" if self.chat else "plain prompts"
@@ -123,7 +125,7 @@ class LabelledAnswers:
             answers_kept = AnswerCache(cache, "answers", engine, config) if cache else None
             with progress.stage("answering questions", "questions", len(self.asked), fate=fate) as stage:
                 features["answer"] = own_answers(
-                    engine, self.asked, config, layer=layer, cache=answers_kept, advance=stage.advance
+                    engine, self.asked, config, layers=layers, cache=answers_kept, advance=stage.advance
                 )
             about["answer"] = f"{self.questions.name}, the model's own answers to {len(self.asked)} questions"
         if self.self_made:
@@ -341,6 +343,7 @@ def calibrate(
     need("sklearn", extra="risk", what="cocoa calibrate")
     from cocoa_engine.lab.fit import FitSettings  # torch: not for every `cocoa --help`
     from cocoa_engine.lab.fit_calibrator import fit_risks, verdict
+    from cocoa_engine.lab.measured import probe_layers
 
     threshold = thresholds[0] if thresholds else None
     settings = FitSettings(
@@ -360,13 +363,14 @@ def calibrate(
         chosen: dict[Level, Threshold | None] = {}
         notes: list[str] = []
         if calibrator is not None:
-            states = bool(calibrator.probes)
-            features, _ = measure(engine.with_calibrator(calibrator), states=states, last="computing")
+            layers = [of_level.layer for of_level in calibrator.probes.values()]  # of spans first
+            features, _ = measure(engine.with_calibrator(calibrator), layers=layers, last="computing")
             with progress.stage("computing"):
                 validations = checked(calibrator, str(check), features, answers, draws)
         else:
             assert out is not None
-            features, about = measure(engine, states=probe, last="fitting")
+            layers = probe_layers(engine.num_layers) if probe else []
+            features, about = measure(engine, layers=layers, last="fitting")
             with progress.stage("fitting"):
                 calibrator, notes = fit_risks(engine, config, features, about, settings)
             calibrator.save(out)

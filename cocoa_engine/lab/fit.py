@@ -95,7 +95,8 @@ class LabelledFeatures:
         features: ``[n, len(names)]``.
         labels: whether each item is hallucinated, ``[n]``.
         groups: the prompt of each item.
-        states: the mean hidden state of each item, ``[n, d]``, for a probe; `None` for a fit without a probe.
+        states: the mean hidden states of each item after one or more layers, ``[n, k, d]``, for a probe; `None` for a
+            fit without a probe.
         sets: the number of each item's data set, ``[n]``; `None` if all are of one.
     """
 
@@ -170,15 +171,19 @@ of the cross-fit. With fewer prompts of a class, there are as many folds as such
 
 
 class Direction(NamedTuple):
-    """A direction of hidden states: the score of an item is w . h + b, with its mean state h and weights w, ``[d]``."""
+    """A direction of hidden states: the score of an item is w . h + b, with its mean state h and weights w, ``[d]``.
+
+    ``at`` is the place of the layer among those that the states are of.
+    """
 
     weights: Floats
     intercept: float
+    at: int = -1
 
 
-def scores_of(direction: Direction | Probe, states: Floats32) -> Floats:
-    """The score of each item, ``[n]``, from ``[n, d]``."""
-    scores: Floats = states.astype(np.float64) @ np.array(direction.weights) + direction.intercept
+def scores_of(direction: Direction, states: Floats32) -> Floats:
+    """The score of each item, ``[n]``, from ``[n, k, d]``."""
+    scores: Floats = states[:, direction.at].astype(np.float64) @ direction.weights + direction.intercept
     return scores
 
 
@@ -186,8 +191,16 @@ def fit_direction(states: Floats32, labels: NDArray[np.bool_], folds: Folds) -> 
     """Fit a direction on all items, and score each item by a direction that was fitted without its prompt.
 
     What is fitted on top of the scores must use these cross-fitted ones, ``[n]``: a direction of hundreds of numbers
-    separates the items that it was fitted on too well.
+    separates the items that it was fitted on too well. The layer is that whose scores have the least squared error.
     """
+    fits = [_ridge_direction(states[:, at], labels, folds) for at in range(states.shape[1])]
+    at = int(np.argmin([((scores - labels) ** 2).mean() for _, scores in fits]))
+    direction, scores = fits[at]
+    return direction._replace(at=at), scores
+
+
+def _ridge_direction(states: Floats32, labels: NDArray[np.bool_], folds: Folds) -> tuple[Direction, Floats]:
+    """:func:`fit_direction` for the states after one layer, ``[n, d]``."""
     mean, scale = states.mean(axis=0), states.std(axis=0)
     scale[scale == 0] = 1
     scaled, y, size = (states - mean) / scale, labels.astype(np.float64), len(mean)
@@ -211,7 +224,7 @@ def fit_direction(states: Floats32, labels: NDArray[np.bool_], folds: Folds) -> 
     scores = np.empty((len(STRENGTHS), len(labels)))
     for row, strength in zip(scores, STRENGTHS, strict=True):
         for (_, fold), own in zip(folds, of_folds, strict=True):
-            row[fold] = scores_of(ridge(total - own, strength), scaled[fold])
+            row[fold] = scores_of(ridge(total - own, strength), scaled[fold, None])
     best = int(np.argmin(((scores - y) ** 2).mean(axis=1)))
     direction = ridge(total, STRENGTHS[best])
     weights = direction.weights / scale
@@ -408,10 +421,13 @@ def _require(items: LabelledFeatures, folds: int, *, isotonic: bool) -> None:
             )
 
 
-def risks_of(fitted: FittedRisk, items: LabelledFeatures, probe: Direction | Probe | None = None) -> Floats:
-    """The risk of each item by an existing fit and its probe, ``[n]``; a CalibrationError without its features."""
+def risks_of(fitted: FittedRisk, items: LabelledFeatures, probe: Probe | None = None) -> Floats:
+    """The risk of each item by an existing fit and its probe, ``[n]``; a CalibrationError without its features.
+
+    The last layer of the items' states is that of the probe.
+    """
     if PROBE_FEATURE in fitted.features and probe is not None and items.states is not None:
-        items = items.with_probe(scores_of(probe, items.states))
+        items = items.with_probe(scores_of(Direction(np.array(probe.weights), probe.intercept), items.states))
     return np.array([fitted(row) for row in items.of(fitted.features).tolist()])
 
 

@@ -9,7 +9,7 @@ from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import CalibrationError, need
 from cocoa_engine.lab.data import LabelledText, Question
 from cocoa_engine.lab.fit import DEFAULTS, FitSettings, LabelledFeatures, fit
-from cocoa_engine.lab.measured import force, labelled_features, own_answers, probe_layer
+from cocoa_engine.lab.measured import force, labelled_features, own_answers, probe_layers
 from cocoa_engine.lab.self_made import ROUNDS, TEXTS, made_spans
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.language_model import dtype_name
@@ -72,12 +72,12 @@ def fit_calibrator(
         MissingExtraError: scikit-learn is not installed.
     """
     config, engine = config or engine.config, engine.without_calibrator()
-    layer = probe_layer(engine.num_layers) if settings.probe else None
-    forced = force(engine, answers, config, chat=chat, layer=layer)
+    layers = probe_layers(engine.num_layers) if settings.probe else ()
+    forced = force(engine, answers, config, chat=chat, layers=layers)
     items = labelled_features(forced, config, engine.num_layers)
     about: dict[Level, str] = dict.fromkeys(items, f"{len(answers)} given answers")
     if questions:
-        items["answer"] = own_answers(engine, questions, config, layer=layer)
+        items["answer"] = own_answers(engine, questions, config, layers=layers)
         about["answer"] = f"the model's own answers to {len(questions)} questions"
     return _warned(engine, config, items, about, settings)
 
@@ -160,7 +160,7 @@ def fit_risks(
             continue
         if direction is not None:
             probes[level] = Probe(
-                layer=probe_layer(engine.num_layers),
+                layer=probe_layers(engine.num_layers)[direction.at],
                 model_name=engine.model_name,
                 dtype=dtype_name(model),
                 weights=tuple(direction.weights.tolist()),

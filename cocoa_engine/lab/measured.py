@@ -75,14 +75,14 @@ def force(
     config: CocoaConfig,
     *,
     chat: bool = False,
-    layer: int | None = None,
+    layers: Sequence[int] = (),
     cache: CacheFolder | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Iterator[TeacherForced]:
     """Feed labelled answers to a model, each after its prompt. Consecutive answers share the encoding of their prompt.
 
     ``gamma`` and ``max_candidates`` of the settings define which tokens compete. With ``chat``, answers follow the
-    record's question as a chat. With a ``layer``, its mean states are measured, for a probe. ``cache`` keeps what is
+    record's question as a chat. The mean states after ``layers`` are measured, for a probe. ``cache`` keeps what is
     measured, but no labels. ``advance`` is called with the number of answers fed since the last call.
 
     Raises:
@@ -90,8 +90,8 @@ def force(
         ConfigError: the cache is required, and cannot be read or written.
     """
     calibrator = engine.calibrator_for(config)
-    profiler = Profiler(engine.session, config, None if calibrator is None else calibrator.heads, layer)
-    settings = {"chat": chat, "layer": layer}
+    profiler = Profiler(engine.session, config, None if calibrator is None else calibrator.heads, layers)
+    settings = {"chat": chat, "layers": list(layers)}
     settings |= config.model_dump(include={"gamma", "max_candidates"})
     kept = None if cache is None else AnswerCache(cache, "fed", engine, config, settings)
 
@@ -120,8 +120,8 @@ def _identity(record: LabelledText) -> list[str]:
     return [record.prompt, record.question, record.text]
 
 
-_OF_SPANS = ("ranges", "of_tokens", "of_spans", "states")
-_LISTS = [field.name for field in fields(TokenProfile) if field.name not in _OF_SPANS]
+_TENSORS = ("ranges", "of_tokens", "of_spans", "states", "text_states")
+_LISTS = [field.name for field in fields(TokenProfile) if field.name not in _TENSORS]
 
 
 def _plain(profile: TokenProfile) -> dict[str, Any]:
@@ -137,6 +137,7 @@ def _plain(profile: TokenProfile) -> dict[str, Any]:
         "of_tokens": list(map(of_array, profile.of_tokens)),
         "of_spans": list(map(of_array, profile.of_spans)),
         "states": None if profile.states is None else of_array(profile.states),
+        "text_states": None if profile.text_states is None else of_array(profile.text_states),
     }
 
 
@@ -156,6 +157,7 @@ def _from_plain(record: LabelledText, kept: AnswerCache) -> TeacherForced | None
         of_tokens=LayerProfile(*map(array, plain["of_tokens"])),
         of_spans=LayerProfile(*map(array, plain["of_spans"])),
         states=None if plain["states"] is None else array(plain["states"]),
+        text_states=None if plain["text_states"] is None else array(plain["text_states"]),
     )
     return TeacherForced(record, profile, values["ends"])
 
@@ -211,9 +213,9 @@ FEATURES: dict[Level, tuple[str, ...]] = {"span": SPAN_FEATURES, "answer": ANSWE
 LEVELS: tuple[Level, ...] = tuple(FEATURES)
 
 
-def probe_layer(num_layers: int) -> int:
-    """The layer that probes read, 2L/3: the last of the middle layers."""
-    return 2 * num_layers // 3
+def probe_layers(num_layers: int) -> list[int]:
+    """The layers that a probe may read, 2L/3, 7L/12 and L/2. That of spans reads the first."""
+    return [2 * num_layers // 3, 7 * num_layers // 12, num_layers // 2]
 
 
 def labelled_features(
@@ -231,7 +233,8 @@ def labelled_features(
         if forced.record.label is not None:  # an answer counts as one span, as in ``engine.score``
             usage, span = SimpleNamespace(prompt_tokens=len(profile.prompt)), answer(forced)
             whole: Any = SimpleNamespace(spans=[_statistics(span, layers, branches)], usage=usage)
-            rows["answer"].append((answer_features(whole), forced.record.label, group, _state(span)))
+            states = None if profile.text_states is None else profile.text_states.numpy()
+            rows["answer"].append((answer_features(whole), forced.record.label, group, states))
         for segment in spans(forced) if forced.record.spans is not None else ():
             features = span_features(_statistics(segment, layers, branches))
             rows["span"].append((features, segment.hallucinated > 0, group, _state(segment)))
@@ -245,12 +248,12 @@ def answer_values(generation: Generation) -> dict[str, Any]:
 
 
 def mean_state(profiler: Profiler, prompt: Prompt, values: Mapping[str, Any]) -> dict[str, Floats32]:
-    """The mean ``state`` of an answer, ``[d]``, that is fed again after its prompt; nothing for an empty answer."""
+    """The mean ``states`` of an answer, ``[k, d]``, that is fed again after its prompt; nothing for an empty answer."""
     if not values["token_ids"]:
         return {}
     (profile,) = profiler(prompt, [values["token_ids"]])
-    assert profile.states is not None
-    return {"state": profile.states[profile.ranges[0, len(profile.token_ids)]].numpy()}
+    assert profile.text_states is not None
+    return {"states": profile.text_states.numpy()}
 
 
 def labelled_answers(answers: Iterable[tuple[Question, Mapping[str, Any]]]) -> LabelledFeatures:
@@ -259,7 +262,7 @@ def labelled_answers(answers: Iterable[tuple[Question, Mapping[str, Any]]]) -> L
     A wrong one is hallucinated. With the :func:`mean_state` of each, they have states for a probe.
     """
     rows: list[Row] = [
-        (values["features"], not question.is_right(values["text"]), question.group, values.get("state"))
+        (values["features"], not question.is_right(values["text"]), question.group, values.get("states"))
         for question, values in answers
         if values["features"] is not None
     ]
@@ -293,13 +296,13 @@ def own_answers(
     questions: Sequence[Question],
     config: CocoaConfig,
     *,
-    layer: int | None = None,
+    layers: Sequence[int] = (),
     cache: AnswerCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> LabelledFeatures:
     """The features of a model's own answers to questions.
 
-    With a ``layer``, each answer is fed again after its prompt, and its mean state is measured, for a probe.
+    With ``layers``, each answer is fed again after its prompt, and its mean states are measured, for a probe.
     ``cache`` has what was asked before. ``advance`` is called with the number of questions answered since its last
     call.
 
@@ -307,7 +310,7 @@ def own_answers(
         CalibrationError: all answers are empty.
     """
     config = question_config(engine, config)
-    profiler = None if layer is None else Profiler(engine.session, config, (), layer)
+    profiler = Profiler(engine.session, config, (), layers) if layers else None
     prompts = [question_prompt(engine, question.request) for question in questions]
     answers = answered(engine, questions, prompts, config, answer_values, cache=cache, advance=advance)
     return labelled_answers(
@@ -317,7 +320,7 @@ def own_answers(
 
 
 Row = tuple[list[float], bool, str, Floats32 | None]
-"""The features of an item, whether it is hallucinated, its group, and its mean hidden state for a probe."""
+"""The features of an item, whether it is hallucinated, its group, and its mean states for a probe, ``[k, d]``."""
 
 
 def _labelled(level: Level, rows: Sequence[Row]) -> LabelledFeatures:
@@ -340,8 +343,9 @@ def _labelled(level: Level, rows: Sequence[Row]) -> LabelledFeatures:
 
 
 def _state(segment: Segment) -> Floats32 | None:
+    """The mean state of a span, ``[1, d]``."""
     profile = segment.forced.profile
-    return None if profile.states is None else profile.states[profile.ranges[segment.start, segment.end]].numpy()
+    return None if profile.states is None else profile.states[profile.ranges[segment.start, segment.end]].numpy()[None]
 
 
 def _statistics(segment: Segment, layers: Layers, branches: bool) -> Any:

@@ -39,7 +39,8 @@ class TokenProfile:
         ends: the length of the text, in complete characters, after each token.
         ranges: the whole text and its spans, with the place of each in ``of_spans`` and ``states``.
         of_tokens, of_spans: the disagreements of each token as a span of its own, and of each mean-pooled span.
-        states: the mean state of each span at one layer, ``[spans, d]``; `None` if no layer was asked for.
+        states: the mean state of each span after the first layer that was asked for, ``[spans, d]``; or `None`.
+        text_states: the mean state of the whole text after each of these layers, ``[k, d]``; or `None`.
     """
 
     prompt: list[int]
@@ -58,6 +59,7 @@ class TokenProfile:
     of_tokens: LayerProfile
     of_spans: LayerProfile
     states: Tensor | None
+    text_states: Tensor | None
 
     def span(self, start: int, end: int) -> LayerProfile:
         """The disagreements of one of the ``ranges``."""
@@ -112,7 +114,7 @@ class Profiler:
     Args:
         config: the settings; ``gamma`` and ``max_candidates`` define which tokens compete.
         heads: the heads whose source attention is measured, for a calibrator; see :func:`.source_heads`.
-        layer: the layer whose mean states are kept, for a probe.
+        layers: the layers whose mean states are kept, for a probe.
     """
 
     def __init__(
@@ -120,9 +122,9 @@ class Profiler:
         session: Session,
         config: CocoaConfig,
         heads: Sequence[tuple[int, int]] | None = None,
-        layer: int | None = None,
+        layers: Sequence[int] = (),
     ) -> None:
-        self._session, self._config, self._heads, self._layer = session, config, heads, layer
+        self._session, self._config, self._heads, self._layers = session, config, heads, list(layers)
         self._norm = _final_norm(session.model)
 
     def __call__(self, prompt: Prompt, texts: Sequence[str | Sequence[int]]) -> list[TokenProfile]:
@@ -160,7 +162,7 @@ class Profiler:
                 LayerProfile.of(mean_pooled(of_layers[:, start:end])[:, None], mean_pooled(normed[start:end])[None])
                 for start, end in ranges
             ]
-            of_layer = None if self._layer is None else of_layers[self._layer]
+            read = of_layers[self._layers]
             profile = TokenProfile(
                 prompt=before,
                 token_ids=token_ids,
@@ -177,9 +179,8 @@ class Profiler:
                 ranges={of_span: at for at, of_span in enumerate(ranges)},
                 of_tokens=LayerProfile.of(of_layers, normed),
                 of_spans=LayerProfile(*(torch.cat(same, dim=1) for same in zip(*of_spans, strict=True))),
-                states=None
-                if of_layer is None
-                else torch.stack([mean_pooled(of_layer[start:end]) for start, end in ranges]),
+                states=torch.stack([mean_pooled(read[0, start:end]) for start, end in ranges]) if len(read) else None,
+                text_states=mean_pooled(read) if len(read) else None,
             )
             profiles.append(profile)
         return profiles

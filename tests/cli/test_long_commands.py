@@ -36,7 +36,7 @@ from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, _tokenizer_digest
 from cocoa_engine.lab.data import read_labelled
-from cocoa_engine.lab.measured import force, labelled_features, probe_layer
+from cocoa_engine.lab.measured import force, labelled_features, probe_layers
 from cocoa_engine.scoring.text_profile import Profiler
 from tests.helpers.alike import near
 from tests.helpers.cocoa import Cocoa, successful
@@ -146,16 +146,18 @@ def test_kept_answers_have_the_features_of_fed_ones(
     """On the real model, with the heads, the features and the states of its calibrator."""
     config = block_engine.config
     records = read_labelled(data["texts"])[:3]
-    folder, layer = CacheFolder(tmp_path), probe_layer(block_engine.num_layers)
-    fed = list(force(block_engine, records, config, layer=layer, cache=folder))
+    folder, layers = CacheFolder(tmp_path), probe_layers(block_engine.num_layers)
+    fed = list(force(block_engine, records, config, layers=layers, cache=folder))
     with monkeypatch.context() as patch:
         patch.setattr(Profiler, "__call__", None)
-        kept = list(force(block_engine, records, config, layer=layer, cache=folder))
+        kept = list(force(block_engine, records, config, layers=layers, cache=folder))
     measured, again = (labelled_features(answers, config, block_engine.num_layers) for answers in (fed, kept))
     for level, items in measured.items():
         assert items.features.tolist() == again[level].features.tolist()
     assert measured["span"].labels.any()
     assert measured["span"].states.tolist() == again["span"].states.tolist()
+    states = [[answer.profile.text_states.tolist() for answer in answers] for answers in (fed, kept)]
+    assert states[0] == states[1]
 
 
 def test_other_conditions_have_other_files(tiny: CocoaEngine, tmp_path: Path) -> None:
@@ -177,7 +179,7 @@ def test_other_conditions_have_other_files(tiny: CocoaEngine, tmp_path: Path) ->
     files = [
         file(),
         file(chat=True),
-        file(layer=2),
+        file(layers=[2]),
         file(config=config.replace(gamma=0.2)),
         file(config=config.replace(max_candidates=3)),
         file(config=config.replace(decore_heads=heads)),

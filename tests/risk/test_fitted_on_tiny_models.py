@@ -15,7 +15,8 @@ import torch
 from cocoa_engine import CalibrationWarning, CocoaConfig, CocoaEngine, FitSettings, RiskCalibrator, fit_calibrator
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.lab.data import LabelledSpan, LabelledText, Question
-from cocoa_engine.lab.measured import own_answers, question_config, question_prompt
+from cocoa_engine.lab.fit import risks_of
+from cocoa_engine.lab.measured import force, labelled_features, own_answers, question_config, question_prompt
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.features import SOURCE_FEATURES, SPAN_FEATURES, answer_features, span_features
 from tests.helpers.alike import near
@@ -277,6 +278,22 @@ def test_answers_labelled_as_wholes_have_a_probe_of_their_own(folder: Path, prob
     assert (fitted.answer_probe, fitted.answer) == (probed.answer_probe, probed.answer)
 
 
+def test_risks_to_check_are_those_of_answers(folder: Path, probed: RiskCalibrator) -> None:
+    """Also where the two probes read different layers."""
+    lower = probed.answer_probe.model_copy(update={"layer": probed.probe.layer - 2})
+    engine = calibrated(engine_of(folder), probed.model_copy(update={"answer_probe": lower}))
+    layers = [probe.layer for probe in engine.calibrator.probes.values()]
+    config = engine.config
+
+    def features(layers: Any) -> Any:
+        return labelled_features(force(engine, labelled(), config, layers=layers), config, engine.num_layers)
+
+    items = features(layers)
+    assert items["span"].states.tolist() == features([probed.probe.layer])["span"].states.tolist()
+    risks = risks_of(probed.answer, items["answer"], lower)
+    assert risks == near([engine.score(record.prompt, f" {record.text}").answer_risk for record in labelled()])
+
+
 def test_own_answers_are_measured_with_the_known_heads(folder: Path) -> None:
     engine = engine_of(folder, max_new_tokens=4)
     config = question_config(engine, engine.config)
@@ -293,7 +310,7 @@ def test_own_answers_are_measured_with_the_known_heads(folder: Path) -> None:
     assert fitted.answer.features[-3:] == ["source_attention", "lowest_source_attention", "probe"]
     answer = engine.generate(asked[0], config=config)
     layer = fitted.answer_probe.layer
-    measured = own_answers(engine, questions, config, layer=layer).states[0]
+    measured = own_answers(engine, questions, config, layers=[0, layer]).states[0, 1]
     expected = state_of(engine.model, [*engine.encode(asked[0]), *answer.token_ids], layer, len(answer.token_ids))
     assert torch.from_numpy(measured).allclose(expected, atol=1e-4)
 

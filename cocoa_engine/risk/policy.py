@@ -87,7 +87,8 @@ class RiskMeasure:
         """The answer with its risk as a whole: the calibrator's, or its rank among right answers."""
         if self.calibrator is not None:
             generation = self.calibrator.rated(generation)
-        if not self.ranks or generation.answer_risk is not None or not generation.spans:
+        by_calibrator = self.calibrator is not None and self.calibrator.answer is not None
+        if not self.ranks or by_calibrator or not generation.spans:
             return generation
         log_probs = [log_prob for span in generation.spans for log_prob in span.token_log_probs]
         return generation.model_copy(

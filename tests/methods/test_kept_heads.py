@@ -83,7 +83,8 @@ def test_own_right_answers_are_used_before_those_of_other_models() -> None:
     assert engine.rated(after) == after
     long = engine.generate(PROMPTS[0], max_new_tokens=48)
     for spans in (long.spans[:8], long.spans):
-        answer = engine.rated(long.model_copy(update={"spans": spans, "answer_risk": None}))
+        answer = engine.rated(long.model_copy(update={"spans": spans}))
+        assert answer.answer_risk == own.rank([value for span in spans for value in span.token_log_probs])
         tokens = sum(len(span.token_ids) for span in spans)
         assert answer.answer_out_of_domain == RiskReport.of(answer).answer_out_of_domain == (tokens > 24)
         assert ("longer than those" in verdict(answer)) == (tokens > 24)

@@ -207,7 +207,7 @@ class _QuestionRow(RowModel):
 
     @model_validator(mode="after")
     def _has_answers(self) -> "_QuestionRow":
-        if not self.answers and self.context is None:
+        if not self.answers and self.context is None and not self.ctxs:
             raise ValueError("Only a question with a context may have no answers")
         return self
 

@@ -219,8 +219,9 @@ def test_json_lines(tmp_path: Path) -> None:
 def test_the_gold_passage_of_nq_is_the_context(tmp_path: Path) -> None:
     passages = [{"title": "Dune", "text": "By Frank Herbert."}, {"text": "By Bo Ek."}]
     rows = [{"question": "who wrote dune", "answers": ["Frank Herbert"], "ctxs": passages}]
-    (one,) = read_questions(write(tmp_path / "q.jsonl", json_lines(rows)))
-    assert one.context == "By Frank Herbert."
+    unanswered = {**rows[0], "question": "who sang it", "answers": []}
+    one, other = read_questions(write(tmp_path / "q.jsonl", json_lines([*rows, unanswered])))
+    assert one.context == other.context == "By Frank Herbert."
     (none,) = read_questions(write(tmp_path / "q.jsonl", json_lines([{**rows[0], "ctxs": []}])))
     assert none.context is None
 

@@ -51,6 +51,7 @@ from cocoa_engine.rendering.documents import render
 from cocoa_engine.rendering.highlights import visible
 from cocoa_engine.rendering.terminal import check_list
 from cocoa_engine.rendering.wording import SOURCES, verdict
+from cocoa_engine.report import finite
 from cocoa_engine.results import Generation
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def score_rows(
     """Score the rows of a file, and write them with their risk. The file is replaced when all rows are scored.
 
     A row is an object with ``prompt`` and ``text``; ``source``, if given, is a part of the prompt. What else it has is
-    kept. ``risk`` is added, or ``error`` if the row cannot be scored. Returns the numbers of errors and of rows.
+    kept, with null for NaN and infinite numbers. ``risk`` is added, or ``error`` if the row cannot be scored; those of
+    an earlier run are left out. Returns the numbers of errors and of rows.
     """
     lines, failed = read_rows(rows), 0
     with writing(out) as write, (progress or Progress("score")).stage("scoring", "rows", len(lines)) as stage:
@@ -103,9 +105,11 @@ def scored_row(engine: "CocoaEngine", number: int, line: str, config: CocoaConfi
 
     values: dict[str, Any] = {}
     try:
-        if not isinstance(parsed := json.loads(line), dict):
+        # Parquet has NaN, JSON has not
+        parsed = json.loads(line, parse_constant=lambda _: None, parse_float=lambda number: finite(float(number)))
+        if not isinstance(parsed, dict):
             raise DataError("it is not a JSON object")
-        values = parsed
+        values = {name: value for name, value in parsed.items() if name not in ("risk", "error")}  # of an earlier run
         row = Row.model_validate(parsed)
         source = None if row.source is None else [row.source]
         divides = not METHODS[config.method].needs_own_passes  # dola, decore and diver score a text as one span

@@ -236,12 +236,15 @@ ROWS: list[Any] = [
 
 def test_rows_keep_what_they_have_and_their_errors(tiny: CocoaEngine, tmp_path: Path) -> None:
     given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    given.write_text("\n".join([*map(json.dumps, ROWS), "", "{broken"]), encoding="utf-8")
+    earlier = {"risk": {}, "error": "row 9", "size": float("nan"), "length": 0.5}  # of a file that was scored before
+    lines = [json.dumps({**earlier, **row} if isinstance(row, dict) else row) for row in ROWS]
+    lines[0] = lines[0].replace("NaN", "1e999")
+    given.write_text("\n".join([*lines, "", "{broken"]), encoding="utf-8")
     assert score_rows(tiny, given, out, CocoaConfig()) == (5, 6)
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert len(rows) == 6
     first = rows[0]
-    assert {key: first[key] for key in ROWS[0]} == ROWS[0]
+    assert {key: first[key] for key in first if key != "risk"} == {**ROWS[0], "size": None, "length": 0.5}
     scored = tiny.score("abc def", " ghi jkl mno.", divide=True, source=["abc"])
     assert first["risk"] == risk_of_row(scored)
     risk = first["risk"]
@@ -262,7 +265,8 @@ def test_rows_keep_what_they_have_and_their_errors(tiny: CocoaEngine, tmp_path: 
         assert message in row["error"]
         assert "risk" not in row
     for values, row in zip(ROWS[1:], rows[1:], strict=False):
-        assert row == {**(values if isinstance(values, dict) else {}), "error": row["error"]}
+        others = {**values, "size": None, "length": 0.5} if isinstance(values, dict) else {}
+        assert row == {**others, "error": row["error"]}
 
 
 def test_a_row_that_is_nested_too_deeply_keeps_its_error_only(tiny: CocoaEngine) -> None:

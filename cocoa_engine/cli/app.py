@@ -45,6 +45,8 @@ class OneLineErrors(TyperGroup):
         args = list(sys.argv[1:] if args is None else args) or ["--help"]
         if not standalone_mode:
             return super().main(args, standalone_mode=False, **options)
+        if os.environ.get("COLUMNS") == "0":  # not known; rich would print nothing
+            del os.environ["COLUMNS"]
         # closed streams are replaced by the null device, and characters that a stream cannot encode by others
         sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
         sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115

@@ -342,6 +342,11 @@ def test_bench_json_has_every_figure(tiny_cocoa: Cocoa) -> None:
     assert record["decoders"]["greedy"]["per_kept_token"]["risk_points"] == 0
 
 
+def test_a_width_that_is_not_known(cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    assert "threshold" in successful(cocoa("--help")).stdout
+
+
 def test_bench_table_and_line(tiny_cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     result = successful(tiny_cocoa("bench", *TINY, "--no-color"))

@@ -144,7 +144,7 @@ class _Text(NamedTuple):
 def _asked(engine: CocoaEngine, drawn: Iterator[Passage], length: int) -> _Text:
     """A text of at least ``length`` tokens, of passages, and questions in another order than its facts."""
     of_text, stated, size = list[str](), list[Fact](), 0
-    while size < length:
+    while size < min(length, engine.context_window or length):  # a longer text is refused
         passage = next(drawn)
         of_text.append(passage.text)
         stated += passage.stated

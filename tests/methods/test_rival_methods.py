@@ -301,8 +301,8 @@ def test_scores_of_heads_are_means_over_the_facts_recalled(monkeypatch: pytest.M
 def test_texts_that_do_not_fit_are_refused_before_one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab_heads, "_copied", None)
     engine = CocoaEngine(tiny_model("llama", max_position_embeddings=4096), tiny_tokenizer())
-    with pytest.raises(PromptError, match=r"context window of 4096\. Give shorter --lengths"):
-        find_retrieval_heads(engine, lengths=(8, 4096))
+    with pytest.raises(PromptError, match=r"^prompt \(\d{4} tokens\).* window of 4096\. Give shorter --lengths"):
+        find_retrieval_heads(engine, lengths=(8, 40_960))
 
 
 HALVES = arrays(np.float64, st.tuples(st.integers(1, 6), st.integers(1, 30)), elements=st.floats(0, 1, width=16))

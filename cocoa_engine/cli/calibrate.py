@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Group
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from cocoa_engine.cli import measured
@@ -148,7 +148,7 @@ def shown(validation: Validation, unit: str, threshold: Threshold | None) -> lis
 
     folds = f"; {validation.division}" if validation.division else ""
     title = f"{validation.items} {unit}s of {validation.prompts} prompts, {validation.hallucinated} hallucinated{folds}"
-    table = plain_table(*(Column(name, overflow="fold") for name in ("", "AUROC", "risk minus that")), title=title)
+    table = plain_table("", "AUROC", "risk minus that", title=title)
     table.add_row("calibrated risk", interval(validation.auroc), "")
     for name, baseline in validation.rivals.items():
         table.add_row(name, interval(baseline.auroc), interval(baseline.difference, "+.3f"))

@@ -75,7 +75,7 @@ def info(loading: LoadOptions, model: Model = None, json: Json = False, no_color
     if json:
         print_json(about.model_dump_json())
         return
-    table = plain_table(Column(style="bold", no_wrap=True), Column(overflow="fold"))
+    table = plain_table(Column(style="bold", no_wrap=True), Column())
     for name, value in about.model_dump().items():
         match value:
             case None:
@@ -207,9 +207,7 @@ def _table(record: dict[str, Any], finished: int) -> Table:
     rounds = f"{finished} of {record['rounds']}, incomplete" if finished < record["rounds"] else finished
     title = f"Per kept token, median (prompts: {record['prompts']}, new tokens: {record['tokens']}, rounds: {rounds})"
     numbers = ("ms", "ratio", "lowest-highest", "forward passes", "risk points")
-    table = plain_table(
-        Column("decoder", no_wrap=True), *(Column(name, justify="right") for name in numbers), title=title
-    )
+    table = plain_table("decoder", *(Column(name, justify="right") for name in numbers), title=title)
     for name, decoder in record["decoders"].items():
         ratio, per_token = decoder["ratio"], decoder["per_kept_token"]
         table.add_row(

@@ -56,11 +56,14 @@ def can_redraw(console: Console) -> bool:
 
 
 def plain_table(*columns: Column | str, title: str | None = None) -> Table:
-    """A table without lines. Without headings it has no head."""
+    """A table without lines. Without headings it has no head. Cells that are too wide wrap, if they may."""
     heads = any(isinstance(column, str) or column.header for column in columns)
-    return Table(
+    table = Table(
         *columns, title=title, title_justify="left", title_style="", show_header=heads, box=None, padding=(0, 2, 0, 0)
     )
+    for column in table.columns:
+        column.overflow = "ellipsis" if column.no_wrap else "fold"
+    return table
 
 
 @contextmanager

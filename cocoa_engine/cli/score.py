@@ -300,7 +300,7 @@ def _statistics(generation: Generation) -> Table:
         ("score", span.score, f"{config.method}, by {config.metric}, alpha {config.alpha:g}"),
     ]
     name, number = Column(style="bold", no_wrap=True), Column(justify="right", no_wrap=True)
-    table = plain_table(name, number, Column(style="dim", overflow="fold"))
+    table = plain_table(name, number, Column(style="dim"))
     for title, value, meaning in rows:
         if value is not None:
             table.add_row(title, f"{value:.4f}", meaning)
@@ -309,8 +309,8 @@ def _statistics(generation: Generation) -> Table:
 
 def _rows(generations: Sequence[Generation]) -> Table:
     headings = ("risk", "tokens", "log p", "ConMLDS", "fMLDS", "score")
-    numbers = [Column(name, justify="right", overflow="fold") for name in headings]
-    table = plain_table(Column("text", overflow="fold", min_width=8), *numbers)
+    numbers = [Column(name, justify="right") for name in headings]
+    table = plain_table(Column("text", min_width=8), *numbers)
     for generation in generations:
         (span,) = generation.spans
         values = (span.log_prob, span.con_mlds, span.f_mlds, span.score)

@@ -332,9 +332,7 @@ def _table(title: str, default: "Row | None", rows: "Sequence[Row]", *, labelled
         columns["spans stopped"] = "spans"
     if labelled:
         columns |= {"right stopped": "right_stopped", "wrong passed": "wrong_passed"}
-    table = plain_table(
-        *(Column(name, justify="right", overflow="fold") for name in ("threshold", *columns)), title=title
-    )
+    table = plain_table(*(Column(name, justify="right") for name in ("threshold", *columns)), title=title)
     table.padding = (0, 1, 0, 0)
     for row in rows if default is None else (default, *rows):
         number = "" if row.threshold is None else f"{row.threshold:.4f}"

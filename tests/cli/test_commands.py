@@ -356,6 +356,8 @@ def test_bench_table_and_line(tiny_cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch
     assert [row[:20].strip() for row in rows[:3]] == DECODERS
     assert "torch" in " ".join(rows[3:])
     assert max(map(len, result.stdout.splitlines())) <= 80
+    monkeypatch.setenv("COLUMNS", "40")
+    assert "…" not in successful(tiny_cocoa("bench", *TINY, "--no-color")).stdout
 
 
 WARM_UP, ROUND = 2, 4  # answers of the engine: of two methods, to one prompt and to two

@@ -383,12 +383,16 @@ def gate(answers: Answers) -> Iterator[str]:
     after_heads = TypeAdapter(dict[str, RightAnswers]).validate_json(OWN.read_bytes())
     for model, kind, own in answers.cells():
         wrong = answers.wrong[own]
-        gates = right_answers(answers, [name for name in MEASURED if name != model]), after_heads[model]
-        ranks = [np.array([distribution(among.surprisals, value) for value in surprisals[own]]) for among in gates]
-        stopped = [of_gate >= ANSWER_THRESHOLD for of_gate in ranks]
-        stopped += [claims[own] >= among.span_threshold for among in gates] if model != CALIBRATED else []
-        cells = [f"{_share(~of_gate[~wrong])} / {_share(of_gate[wrong])}" for of_gate in stopped]
-        yield f"| {model} | {kind} | {' | '.join([*cells, '', ''][: len(names)])} |"
+        cells = [""] * len(names)
+        at_once = right_answers(answers, [name for name in MEASURED if name != model])
+        for number, among in enumerate((at_once, after_heads.get(model))):
+            if among is None:  # `cocoa heads` was not run for it
+                continue
+            ranks = np.array([distribution(among.surprisals, value) for value in surprisals[own]])
+            for column, stopped in ((0, ranks >= ANSWER_THRESHOLD), (2, claims[own] >= among.span_threshold)):
+                if column == 0 or model != CALIBRATED:
+                    cells[column + number] = f"{_share(~stopped[~wrong])} / {_share(stopped[wrong])}"
+        yield f"| {model} | {kind} | {' | '.join(cells)} |"
 
 
 def _share(which: NDArray[np.bool_]) -> str:

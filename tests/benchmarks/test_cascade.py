@@ -7,6 +7,7 @@ how they are made, and the grader on real answers.
 import argparse
 import json
 from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import torch
 
 from benchmarks import cascade, own_answers
 from benchmarks.cascade import ANSWERS, FIGURE, MODELS, Pairs, figure, tables
-from benchmarks.own_answers import NOT_FITTED, Answers, Asked, read, row_of, scores, table, write
+from benchmarks.own_answers import NOT_FITTED, Answers, Asked, gate, read, row_of, scores, table, write
 from benchmarks.rag_questions import KINDS, Kind, RagQuestion, is_right, license_terms, make, natural_questions
 from cocoa_engine import CocoaEngine
 from cocoa_engine.lab.self_made import passages
@@ -134,8 +135,10 @@ def test_the_labels_of_a_model_do_not_reach_its_own_risks(answers: Answers) -> N
     assert not np.allclose(answers._replace(wrong=answers.wrong ^ own).left_out()[~own], risks[~own], atol=0.02)
 
 
-def test_a_row_for_each_model_and_set(answers: Answers) -> None:
-    head, _, *rows = table(answers)
+@pytest.mark.parametrize("made", [table, gate])
+def test_a_row_for_each_model_and_set(answers: Answers, made: Callable[[Answers], Iterator[str]]) -> None:
+    """Also of a model for which `cocoa heads` was not run."""
+    head, _, *rows = made(answers._replace(models=np.char.replace(answers.models, "Gemma", "Another")))
     assert len(rows) == len({*zip(answers.models.tolist(), answers.sets.tolist(), strict=True)})
     assert {row.count("|") for row in rows} == {head.count("|")}
 

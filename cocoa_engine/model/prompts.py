@@ -101,6 +101,8 @@ def text_ids(
     If the prompt is text, both are tokenized together. They must fit the context window. Messages call the text
     ``what``.
     """
+    if isinstance(text, str):
+        require_unicode(text, what)
     if not isinstance(text, str) or not text:
         ids = prompt_ids(model, tokens, text, what)
     elif isinstance(prompt, str):

@@ -270,11 +270,10 @@ def test_text_with_a_lone_surrogate() -> None:
         *(("the prompt", partial(ask, bad)) for ask in each_call(engine)),
         ("the text", partial(engine.encode, bad)),
         (r"content of message 1 \(user\)", partial(engine.chat, chat)),
+        ("the text to score at index 1", partial(engine.score, "a", ["b", bad])),
     ):
         with pytest.raises(PromptError, match=f"{named} {where}"):
             call()
-    with pytest.raises(PromptError, match="lone surrogate"):
-        engine.score("a", bad)
     assert engine.encode("a\U0001f600b")  # a character of two surrogates in UTF-16
 
 

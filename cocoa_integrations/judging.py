@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -154,12 +153,10 @@ class AnswerJudge:
         (span,), ids = whole.spans, whole.token_ids
         lead = len(whole.text) - len(answer)  # the space that a plain prompt needs
         token_ends = [max(end - lead, 0) for end in span.token_ends]
-        begin, cuts, spans = 0, [0], []
-        for match in re.finditer(r"[.!?]+[\"')\]]*(?=\s)|(?=\n)", answer):
-            end = match.end()  # every sentence has visible text: a paragraph break is no sentence
-            if answer[begin:end].strip() and answer[end:].strip():
-                begin, cut = end, bisect_left(token_ends, end) + 1
-                cuts += [cut] if cuts[-1] < cut < len(ids) else []
+        cuts, spans = [0], []
+        for sentence in whole.sentences[:-1]:
+            cut = bisect_left(token_ends, sentence.end - lead) + 1
+            cuts += [cut] if cuts[-1] < cut < len(ids) else []
         for first, after in itertools.pairwise([*cuts, len(ids)]):
             if len(cuts) > 1:
                 span = self._of_spans.score(

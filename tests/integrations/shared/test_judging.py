@@ -70,10 +70,15 @@ def test_sentences(quick: CocoaEngine) -> None:
     assert spans[0].risk == near(first.risk)
     assert AnswerJudge(quick, measure="max_risk").judge(QUESTION, ANSWER, CONTEXTS).risk == judged.report.max_risk
     assert judged.risk != AnswerJudge(quick).judge(QUESTION, ANSWER).risk  # the contexts matter
-    answer = "\n\nIt is Otto.\n\nHe is old!\n \n\nYes"  # a paragraph break is no sentence
-    broken = [span.text for span in AnswerJudge(quick).judge(QUESTION, answer).report.spans]
-    assert [text.strip() for text in broken] == ["It is Otto.", "He is old!", "Yes"]
-    assert "".join(broken) == answer
+    for answer in (
+        "\n\nIt is Otto.\n\nHe is old!\n \n\nYes",  # a paragraph break is no sentence
+        "猫は座った。犬は吠えた！「はい。」 Dr. Otto is 3.5 years old, e.g. Yes?",
+    ):
+        report = AnswerJudge(quick).judge(QUESTION, answer).report
+        broken = [span.text for span in report.spans]
+        assert len(broken) > 2
+        assert [text.strip() for text in broken] == [answer[part.start : part.end] for part in report.sentences]
+        assert "".join(broken) == answer
     # the contexts are the source
     whole = quick.score(prompt, ANSWER, source=CONTEXTS)
     assert judged.report.risk_source == whole.risk_source
@@ -147,10 +152,10 @@ def test_only_the_whole_answer_has_a_risk_of_answers(quick: CocoaEngine, monkeyp
 @pytest.mark.parametrize("tokenizer", [tiny_tokenizer, pieces_tokenizer])
 def test_without_a_chat_template(tokenizer: Any) -> None:
     engine = CocoaEngine(tiny_model("llama", seed=6), tokenizer())
-    judged = AnswerJudge(engine).judge("who", "it is he. a red one. é日")
+    judged = AnswerJudge(engine).judge("who", "It is he. A red one. É日")
     spans = judged.report.spans
     assert len(spans) == 3
-    assert "".join(span.text for span in spans) == "it is he. a red one. é日"
+    assert "".join(span.text for span in spans) == "It is he. A red one. É日"
     assert AnswerJudge(engine, prompt=lambda question, _: question).judge("who", "he").report.spans[0].text == "he"
 
 

@@ -63,7 +63,7 @@ def entry_of(
     """A message as a chat template takes it. Metadata of earlier answers, such as risk reports, never reach the prompt.
 
     Args:
-        role: its role.
+        role: its role. A developer is the system: templates do not know developers.
         texts: its text, and that of each invalid call.
         name: its name; for the result of a tool, that of the tool.
         calls: its tool calls: the id, the name and the arguments as a dict.
@@ -79,7 +79,7 @@ def entry_of(
         "reasoning_content": reasoning,
     }
     return {
-        "role": role,
+        "role": "system" if role == "developer" else role,
         "content": "\n".join(filter(None, texts)),
         **{key: value for key, value in optional.items() if value},
         **({} if answers is None else {"tool_call_id": answers}),
@@ -92,7 +92,7 @@ def require_text(chat: Sequence[Mapping[str, Any]]) -> None:
         where = f"message {number} ({entry['role']})"
         require_unicode(entry["content"], f"content of {where}")
         try:
-            json.dumps(entry, ensure_ascii=False).encode()
+            json.dumps(entry, ensure_ascii=False, allow_nan=False).encode()
         except (TypeError, ValueError, RecursionError) as error:  # of the arguments of calls
             raise PromptError(f"{where} cannot be written as JSON: {error}; give plain values, such as texts") from None
     if not any(entry["content"].strip() or entry.get("tool_calls") for entry in chat):

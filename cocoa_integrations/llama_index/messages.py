@@ -31,7 +31,6 @@ from cocoa_integrations.tool_calling import invalid_call_text, object_of
 logger = safe_logger(__name__)
 
 _TEMPLATE_ROLES = {
-    MessageRole.DEVELOPER: "system",
     MessageRole.CHATBOT: "assistant",
     MessageRole.MODEL: "assistant",
     MessageRole.FUNCTION: "tool",

@@ -171,7 +171,7 @@ def invalid_call_text(name: str | None, written: str) -> str:
 def with_instructions(messages: Sequence[Mapping[str, Any]], text: str, engine: CocoaEngine) -> list[dict[str, Any]]:
     """The messages with a text added to their system message, or before the first if there is no system role."""
     first, rest = messages[0], messages[1:]
-    if first["role"] in ("system", "developer"):
+    if first["role"] == "system":
         return [{**first, "content": f"{first['content']}\n\n{text}".lstrip()}, *map(dict, rest)]
     system = {"role": "system", "content": text}
     try:

@@ -65,8 +65,7 @@ def _entry(param: str, message: Message, called: dict[str, str]) -> dict[str, An
         call_id = message.tool_call_id or ""
         return entry_of("tool", texts, name=message.name or called.get(call_id), answers=call_id)
     if message.role != "assistant":
-        # templates do not know developers
-        return entry_of("system" if message.role == "developer" else message.role, texts, name=message.name)
+        return entry_of(message.role, texts, name=message.name)
     calls = []
     for position, call in enumerate(message.tool_calls or ()):
         where, function = f"{param}.tool_calls[{position}]", function_of(call)

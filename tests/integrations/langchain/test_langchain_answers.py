@@ -295,7 +295,7 @@ def test_stream_usage_leaves_the_usage_out(quick_engine: CocoaEngine) -> None:
         (HumanMessage("a", name="Ada"), {"role": "user", "content": "a", "name": "Ada"}),
         (AIMessage("a"), {"role": "assistant", "content": "a"}),
         (AIMessageChunk("a"), {"role": "assistant", "content": "a"}),
-        (ChatMessage("a", role="developer"), {"role": "developer", "content": "a"}),
+        (ChatMessage("a", role="developer"), {"role": "system", "content": "a"}),
         (HumanMessage(["a", {"type": "text", "text": "b"}]), {"role": "user", "content": "ab"}),
     ],
 )

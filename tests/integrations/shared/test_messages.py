@@ -6,6 +6,7 @@ What tokens and texts a prompt and an answer have is the same in every adapter a
 import asyncio
 import base64
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from langchain_core.messages import (
     message_to_dict,
     messages_from_dict,
 )
+from langchain_core.messages.chat import ChatMessage as RoleMessage
 from langchain_core.messages.content import KNOWN_BLOCK_TYPES
 from langchain_core.runnables.utils import add as added
 from llama_index.core.base.llms import types
@@ -106,12 +108,18 @@ def test_the_engine_takes_a_text_or_blocks(engine: CocoaEngine) -> None:
         engine.render_chat([{"role": "user", "content": {"type": "image_url", "text": "a"}}])
 
 
+def test_a_developer_is_the_system_at_every_door() -> None:
+    said: dict[str, Any] = {"role": "developer", "content": "Hi"}
+    doors = to_chat([RoleMessage(**said)]), to_entries([ChatMessage(**said)]), entries_of([Message(**said)])
+    assert all(entries == [{"role": "system", "content": "Hi"}] for entries in doors)
+
+
 NESTED: dict[str, Any] = {}
 NESTED["a"] = NESTED
 
 
 @pytest.mark.parametrize(
-    "value", [date.min, b"", {1}, "\ud800", 10**5000, NESTED], ids=lambda value: type(value).__name__
+    "value", [date.min, b"", {1}, math.nan, "\ud800", 10**5000, NESTED], ids=lambda value: type(value).__name__
 )
 def test_arguments_that_json_cannot_hold_are_refused(engine: CocoaEngine, value: Any) -> None:
     call = types.ToolCallBlock(tool_call_id="1", tool_name="tool", tool_kwargs={"a": value})

@@ -185,10 +185,13 @@ class Scoring:
         try:
             return work()
         except PromptError as error:
-            message = re.sub(r"(?<=at index )\d+", lambda number: str(int(number[0]) + start), str(error))
+            message, of_prompt = str(error), "prompt" if self._body.messages is None else "messages"
+            if self._body.texts is not None:  # the engine numbers those that it scores together
+                numbered = r"text to score(?: at index (\d+))?"
+                message = re.sub(numbered, lambda one: f"text to score at index {start + int(one[1] or 0)}", message)
+            of_text = "text" if self._body.texts is None else "texts"
             shown = api_error(PromptError(message))
-            of_prompt = "prompt" if self._body.messages is None else "messages"
-            shown.param = "text" if "text to score" in message else of_prompt
+            shown.param = of_text if "text to score" in message else of_prompt
         except ConfigError as error:
             shown = api_error(error)
             if named := re.search(r"\b(source|divide)\b", str(error)):

@@ -234,7 +234,7 @@ OF_SCORE: Cases = [
     ({"prompt": "a", "text": "a", "texts": ["b"]}, "text", "either text or texts"),
     ({"prompt": "a", "texts": []}, "texts", "no text"),
     ({"prompt": "", "text": "a"}, "prompt", "empty"),
-    ({"prompt": "a", "texts": ["b", ""]}, "text", "empty"),
+    ({"prompt": "a", "texts": ["b", ""]}, "texts", "text to score at index 1 is empty"),
     ({"prompt": [10**6], "text": "a"}, "prompt", "vocabulary"),
     ({"prompt": "a", "text": "a" * 5000}, "text", "context window"),
     ({"prompt": "a", "texts": ["a"] * 300}, "texts", "limit of 256"),
@@ -439,8 +439,9 @@ async def test_a_new_request_waits_for_two_texts_however_many_others_there_are(
     assert engine.most == 1
 
 
-async def test_an_error_names_the_text_among_all(tiny: Speaker) -> None:
+@pytest.mark.parametrize("divide", [False, True])
+async def test_an_error_names_the_text_among_all(tiny: Speaker, divide: bool) -> None:
     texts = [*TEXTS * 6, "long " * 4000, "a"]
-    error = await refusal(tiny, path=SCORE, prompt=PROMPT, texts=texts, divide=False)
-    assert error["param"] == "text"
-    assert "12" in error["message"]
+    error = await refusal(tiny, path=SCORE, prompt=PROMPT, texts=texts, divide=divide)
+    assert error["param"] == "texts"
+    assert "text to score at index 12" in error["message"]

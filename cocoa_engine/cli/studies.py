@@ -318,9 +318,7 @@ def threshold(
                 parts.append(Text("The suggested thresholds stop at most 50 %, 25 %, 10 % and 5 % of the answers."))
             if labelled:
                 wrong = sum(answer.right is False for answer in answers)
-                parts.append(
-                    Text(f"{wrong} of {labelled} answers with a known answer are wrong: they do not contain it.")
-                )
+                parts.append(Text(f"{wrong} of {labelled} answers that can be judged are wrong."))
             output(no_color).print(Group(*parts))
         if interrupt is not None:
             raise interrupt

@@ -196,18 +196,27 @@ class _Passage(RowModel):
     text: str
 
 
-class _QuestionRow(RowModel):
-    """A row of one's own. NQ has passages in ``ctxs``, of which the first is the context."""
+class ContextRow(RowModel):
+    """A row with a passage to answer from. NQ has passages in ``ctxs``, of which the first is the context."""
+
+    context: str | None = None
+    ctxs: list[_Passage] | None = None
+
+    @property
+    def passage(self) -> str | None:
+        return self.ctxs[0].text if self.context is None and self.ctxs else self.context
+
+
+class _QuestionRow(ContextRow):
+    """A row of one's own."""
 
     question: str
     answers: list[str]
-    context: str | None = None
-    ctxs: list[_Passage] | None = None
     group: str | int | float | None = None
 
     @model_validator(mode="after")
     def _has_answers(self) -> "_QuestionRow":
-        if not self.answers and self.context is None and not self.ctxs:
+        if not self.answers and self.passage is None:
             raise ValueError("Only a question with a context may have no answers")
         return self
 
@@ -243,9 +252,8 @@ def read_questions(path: str | Path) -> list[Question]:
             rows = [Question(text, context, tuple(answers), text) for context, answers in pairs]
         else:
             row = parsed(_QuestionRow, value, where)
-            context = row.ctxs[0].text if row.context is None and row.ctxs else row.context
             group = row.question if row.group is None else str(row.group)
-            rows = [Question(row.question, context, tuple(row.answers), group)]
+            rows = [Question(row.question, row.passage, tuple(row.answers), group)]
         for question in rows:
             if not question.text.strip() or (question.answers and not any(map(normalized, question.answers))):
                 raise DataError(f"{where}: the question is empty, or none of its answers contains a word.")

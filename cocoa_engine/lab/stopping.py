@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, FiniteFloat
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ChatTemplateError, ConfigError, DataError
 from cocoa_engine.lab.cache import AnswerCache, answered
-from cocoa_engine.lab.data import Question
+from cocoa_engine.lab.data import ContextRow, Question
 from cocoa_engine.lab.files import RowModel, parsed, read_json_lines, read_text, suffix_of
 from cocoa_engine.model.prompts import Prompt, chat_of
 from cocoa_engine.results import Generation
@@ -37,7 +37,6 @@ class _Line(RowModel):
 
     prompt: str | None = None
     question: str | None = None
-    context: str | None = None
     text: str | None = None
     answers: _Known = None
     references: _Known = None
@@ -69,15 +68,18 @@ class Answer:
 @dataclass(frozen=True)
 class OwnPrompt:
     """One line of a file: a request, the known answers to it and the passage that the answer should come from, if there
-    are any; or the risks of an answer that was measured before."""
+    are any; or the risks of an answer that was measured before.
+
+    ``answers`` is empty if the passage does not answer the question, and `None` if that is not known.
+    """
 
     request: str
-    answers: tuple[str, ...] = ()
+    answers: tuple[str, ...] | None = None
     context: str | None = None
     measured: Answer | None = None
 
     def answer(self, line: _Line, text: str) -> Answer:
-        """The risks of an answer with a text. It is right if it contains a known answer."""
+        """The risks of an answer with a text. It is right as that to a :class:`~cocoa_engine.lab.data.Question` is."""
         unmeasured = (None, False, "source_attention")
         spans = [
             span
@@ -90,7 +92,7 @@ class OwnPrompt:
         return Answer(
             spans=risks,
             whole=None if line.answer_risk is None else _finite(line.answer_risk),
-            right=Question("", None, self.answers, "").is_right(text) if self.answers else None,
+            right=None if self.answers is None else Question("", None, self.answers, "").is_right(text),
             risk_source=next(filter(None, sources), None),
             flagged=None if any(span.flagged is None for span in spans) else flags,
             threshold=line.threshold,
@@ -108,27 +110,36 @@ def read_own_prompts(path: str | Path) -> list[OwnPrompt]:
     if suffix_of(path) == ".txt":
         prompts = [OwnPrompt(line.strip()) for line in read_text(path).split("\n") if line.strip()]
     else:
-        prompts = [_read(parsed(_Line, value, where), where) for where, value in read_json_lines(path)]
+        prompts = [_read(value, where) for where, value in read_json_lines(path)]
     if not prompts:
         raise DataError(f"{path} has no prompts.")
     return prompts
 
 
-def _read(line: _Line, where: str) -> OwnPrompt:
+def _read(value: Any, where: str) -> OwnPrompt:
+    line = parsed(_Line, value, where)
+
+    def passage() -> str:
+        return parsed(ContextRow, value, where).passage or ""
+
+    def known(*lists: list[str] | None) -> tuple[str, ...] | None:
+        if answers := next(filter(None, lists), None):
+            return tuple(answers)
+        return () if [] in lists and line.prompt is None and passage().strip() else None
+
     if line.spans is not None:
         if line.text is None and line.answer is None:
             raise DataError(f"{where}: the spans of an answer need its text.")
         text = line.text if line.text is not None else " ".join(line.answer or ())
-        answers = line.answers or line.references or (line.answer if line.text is not None else None)
-        asked = OwnPrompt("", tuple(answers or ()))
+        asked = OwnPrompt("", known(line.answers, line.references, line.answer if line.text is not None else None))
         return replace(asked, measured=asked.answer(line, text))
     request, context = line.prompt, None
     if request is None and line.question is not None:
-        request = Question(line.question, line.context, (), "").request
-        context = line.context if (line.context or "").strip() else None
+        context = passage()
+        request = Question(line.question, context or None, (), "").request
     if request is None or not request.strip():
         raise DataError(f"{where}: a line has a prompt or a question that is not empty, or the spans of an answer.")
-    return OwnPrompt(request, tuple(line.answers or line.answer or ()), context)
+    return OwnPrompt(request, known(line.answers, line.answer), context if (context or "").strip() else None)
 
 
 def measure(

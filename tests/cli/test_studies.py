@@ -15,7 +15,7 @@ from cocoa_engine.cli.app import run
 from cocoa_engine.cli.options import require_chat
 from cocoa_engine.errors import CalibrationError, ConfigError, DataError
 from cocoa_engine.lab import stopping
-from cocoa_engine.lab.data import read_labelled
+from cocoa_engine.lab.data import read_labelled, read_questions
 from cocoa_engine.lab.stopping import SHARES, Answer, Count, by_default, measure, read_own_prompts, suggested
 from cocoa_engine.risk.fitted import Rule
 from tests.helpers.alike import near
@@ -354,7 +354,7 @@ def test_answers_that_were_measured_before(tiny_cocoa: Cocoa, tmp_path: Path, mo
     (row,) = found["answer"]
     assert (row["answers"], row["wrong_passed"]) == ({"number": 1, "of": 2}, {"number": 1, "of": 2})
     assert "60% (3 of 5)" in table
-    assert "2 of 4 answers with a known answer are wrong" in table
+    assert "2 of 4 answers that can be judged are wrong" in table
 
 
 def test_prompts_are_answered(tiny_cocoa: Cocoa, tmp_path: Path) -> None:
@@ -385,6 +385,27 @@ def test_the_first_row_is_the_default(tiny_cocoa: Cocoa, tmp_path: Path) -> None
     assert found["answer"]["answers"] == {"number": 1, "of": 2}
     assert "default 0.6000" in table
     assert "compares the risk of whole answers with the default" in table
+
+
+def test_a_file_of_questions_is_a_file_of_prompts(tmp_path: Path) -> None:
+    """The passage in NQ's ``ctxs`` is the context. Without known answers, one is right that declines."""
+    rows = [
+        {"question": "Who?", "answers": [], "ctxs": [{"text": "It was built in 1874."}]},
+        {"question": "When?", "answers": ["1874"], "context": "It was built in 1874."},
+        {"question": "When?", "answers": ["1874"]},
+    ]
+    file = write(tmp_path / "questions.jsonl", *rows)
+    prompts, questions = read_own_prompts(file), read_questions(file)
+    assert [(one.request, one.context, one.answers) for one in prompts] == [
+        (one.request, one.context, one.answers) for one in questions
+    ]
+    for row, prompt, question in zip(rows, prompts, questions, strict=True):
+        for text in ("In 1874.", "The passage does not say."):
+            assert prompt.answer(stopping._Line(), text).right is question.is_right(text)
+            (line,) = read_own_prompts(write(tmp_path / "measured.jsonl", {**row, "text": text, "spans": []}))
+            assert line.measured.right is question.is_right(text)
+    (other,) = read_own_prompts(write(tmp_path / "prompts.jsonl", {"prompt": "Who?", "answers": [], "ctxs": ["a"]}))
+    assert (other.request, other.answers) == ("Who?", None)
 
 
 def test_an_unmeasured_risk_is_not_flagged_and_a_risk_that_is_no_number_is(tmp_path: Path) -> None:

@@ -81,10 +81,16 @@ class Says(LogitsProcessor):
         if token_id is None:
             return scores
         forced = torch.full_like(scores, -torch.inf)
-        forced[:, token_id] = 0.0
         if begun and at % self._every == 0:
-            forced[:, (token_id + 1) % 256] = math.log(0.5)
+            count, probability = self.rivals(at // self._every)
+            for rival in range(count):
+                forced[:, (token_id + 1 + rival) % 256] = math.log(probability)
+        forced[:, token_id] = 0.0
         return forced
+
+    def rivals(self, span: int) -> tuple[int, float]:
+        """How many tokens compete at the start of a span, by its number, and how probable each is."""
+        return 1, 0.5
 
 
 def saying(engine: CocoaEngine, text: str, every: int = 3, *, ends: bool = True) -> dict[str, Any]:
@@ -100,17 +106,8 @@ RIVALS = 4
 class Wavers(Says):
     """Like ``Says``, with another candidate more at each span."""
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        assert self._prompt_length is not None
-        at = input_ids.shape[1] - self._prompt_length
-        if not (at < len(self._token_ids) and at % self._every == 0):
-            return super().__call__(input_ids, scores)
-        forced = torch.full_like(scores, -torch.inf)
-        token_id = self._token_ids[at]
-        for rival in range(min(at // self._every, RIVALS)):
-            forced[:, (token_id + 1 + rival) % 256] = math.log(0.9)
-        forced[:, token_id] = 0.0
-        return forced
+    def rivals(self, span: int) -> tuple[int, float]:
+        return min(span, RIVALS), 0.9
 
 
 def wavering(engine: CocoaEngine, text: str, every: int = 3) -> dict[str, Any]:

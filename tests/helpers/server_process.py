@@ -21,6 +21,7 @@ import httpx
 from cocoa_integrations.server import ServerSettings, create_app
 from cocoa_integrations.server.errors import unhandled_logged
 from cocoa_integrations.server.process import DrainingServer, keep_one_arena, listening
+from tests.helpers.in_threads import together
 from tests.helpers.reasoning_models import speaker
 from tests.helpers.served import PATIENCE
 
@@ -93,17 +94,13 @@ def write_arenas(kept: Connection, output: Path, keep: bool, variables: dict[str
         importlib.import_module(f"cocoa_integrations.{name}")
     os.environ.update(variables)
     kept.send(keep and keep_one_arena())
-    library, together = ctypes.CDLL(None), threading.Barrier(6)
+    library, all_there = ctypes.CDLL(None), threading.Barrier(6)
 
     def work() -> None:
         library.malloc(100)  # its first allocation gives a thread its arena
-        together.wait(PATIENCE)
+        all_there.wait(PATIENCE)
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
+    together([work] * 6)
     library.malloc_stats()
 
 

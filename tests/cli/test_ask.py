@@ -22,7 +22,7 @@ from cocoa_engine.rendering.highlights import RiskScale
 from cocoa_engine.rendering.terminal import check_list
 from cocoa_engine.rendering.wording import NOT_CALIBRATED, verdict
 from tests.helpers.cocoa import Cocoa, assert_refused, press_ctrl_c, successful
-from tests.helpers.reasoning_models import PLAIN, Says, Wavers, reasoning_engine, wavering
+from tests.helpers.reasoning_models import PLAIN, Says, Wavers, reasoning_engine, saying
 from tests.helpers.settings import SETTINGS
 
 QUESTION = "What is the capital of France?"
@@ -335,7 +335,7 @@ def says(model: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
 
     def choose(text: str, processor: Says | None = None) -> None:
         stream_chat = CocoaEngine.stream_chat
-        forced = wavering(model, text)
+        forced = saying(model, text, kind=Wavers)
         usual = forced.pop("logits_processor")
         processors = usual if processor is None else [processor]
 
@@ -382,7 +382,7 @@ def test_settings_the_system_message_and_another_method(chats: Cocoa, calls: lis
 
 def test_why_lists_what_to_check(chats: Cocoa, model: CocoaEngine, says: Callable[..., None]) -> None:
     says(TEXT)
-    expected = model.chat(USER, **wavering(model, TEXT))
+    expected = model.chat(USER, **saying(model, TEXT, kind=Wavers))
     result = chats("/why", "Who?", "/why", args=())
     assert result.stdout.startswith("There is no answer yet.\n")
     listed = check_list(expected.check_these()).plain

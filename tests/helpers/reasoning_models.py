@@ -39,6 +39,9 @@ READS_REASONING = """{% for message in messages %}<|{{ message.role }}|>
 
 TAGS = ("<think>", "</think>")
 
+SPAN = 3
+"""The number of tokens of each span of a said text."""
+
 
 def reasoning_engine(template: str = OPENS, *, tags: str = "text", **options: Any) -> CocoaEngine:
     """A tiny engine.
@@ -55,17 +58,14 @@ def reasoning_engine(template: str = OPENS, *, tags: str = "text", **options: An
 
 
 class Says(LogitsProcessor):
-    """Makes a model say a text, in spans of about ``every`` tokens: at the first token of each, another one competes.
+    """Makes a model say a text, in spans of about three tokens: at the first token of each, another one competes.
 
     The text is kept with ``alpha=0``, because its tokens have the higher probability. Then the answer ends, or goes
     on by itself. The engine sets the length of the prompt.
     """
 
-    def __init__(
-        self, engine: CocoaEngine, text: str, every: int = 3, ends: bool = True, prompt_length: int | None = None
-    ) -> None:
-        self._made_of = (engine, text, every, ends)
-        self._every, self._prompt_length = every, prompt_length
+    def __init__(self, engine: CocoaEngine, text: str, ends: bool = True, prompt_length: int | None = None) -> None:
+        self._made_of, self._prompt_length = (engine, text, ends), prompt_length
         self._token_ids = engine.encode(text, add_special_tokens=False)
         self._end = engine.tokenizer.eos_token_id if ends else None
 
@@ -81,8 +81,8 @@ class Says(LogitsProcessor):
         if token_id is None:
             return scores
         forced = torch.full_like(scores, -torch.inf)
-        if begun and at % self._every == 0:
-            count, probability = self.rivals(at // self._every)
+        if begun and at % SPAN == 0:
+            count, probability = self.rivals(at // SPAN)
             for rival in range(count):
                 forced[:, (token_id + 1 + rival) % 256] = math.log(probability)
         forced[:, token_id] = 0.0
@@ -93,10 +93,10 @@ class Says(LogitsProcessor):
         return 1, 0.5
 
 
-def saying(engine: CocoaEngine, text: str, every: int = 3, *, ends: bool = True) -> dict[str, Any]:
+def saying(engine: CocoaEngine, text: str, *, ends: bool = True, kind: type[Says] = Says) -> dict[str, Any]:
     """Options for a call that answers with a text."""
-    says = Says(engine, text, every, ends)
-    return {"logits_processor": [says], "alpha": 0.0, "max_new_tokens": 400, "max_span_tokens": every}
+    processors = [kind(engine, text, ends)]
+    return {"logits_processor": processors, "alpha": 0.0, "max_new_tokens": 400, "max_span_tokens": SPAN}
 
 
 RIVALS = 4
@@ -108,11 +108,6 @@ class Wavers(Says):
 
     def rivals(self, span: int) -> tuple[int, float]:
         return min(span, RIVALS), 0.9
-
-
-def wavering(engine: CocoaEngine, text: str, every: int = 3) -> dict[str, Any]:
-    processor = Wavers(engine, text, every)
-    return {"logits_processor": [processor], "alpha": 0.0, "max_new_tokens": 400, "max_span_tokens": every}
 
 
 SAY = "Say: "
@@ -149,7 +144,7 @@ class Obedient(CocoaEngine):
         text = str(messages[-1]["content"]).partition(SAY)[2]
         if not text:
             return {**options, "config": config}
-        forced = config.replace(alpha=0.0, max_span_tokens=3)
+        forced = config.replace(alpha=0.0, max_span_tokens=SPAN)
         return {**options, "config": forced, "logits_processor": [Holds(self, text)]}
 
 
@@ -179,7 +174,7 @@ class Speaker(CocoaEngine):
     def _saying(self, options: dict[str, Any]) -> dict[str, Any]:
         if self.says is None:
             return options
-        config = options["config"].replace(alpha=0.0, max_span_tokens=3)
+        config = options["config"].replace(alpha=0.0, max_span_tokens=SPAN)
         return {**options, "config": config, "logits_processor": [Says(self, self.says)]}
 
 

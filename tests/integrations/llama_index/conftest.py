@@ -1,6 +1,7 @@
 """LLMs on two engines, as for LangChain: a quick one, and the real one where answers must make sense. A listener."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -57,17 +58,12 @@ def prompts(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The text of every prompt that the engine gets during the test, special tokens included."""
     seen: list[str] = []
 
-    def recorded(name: str) -> None:
-        method = getattr(engine, name)
+    def called(method: Any, prompt: Sequence[int], **options: Any) -> Any:
+        seen.append(engine.tokenizer.decode(list(prompt)))
+        return method(prompt, **options)
 
-        def called(prompt: Sequence[int], **options: Any) -> Any:
-            seen.append(engine.tokenizer.decode(list(prompt)))
-            return method(prompt, **options)
-
-        monkeypatch.setattr(engine, name, called)
-
-    recorded("stream")
-    recorded("generate")  # for answers of a server in one piece
+    for name in ("stream", "generate"):  # which a server calls for answers in one piece
+        monkeypatch.setattr(engine, name, partial(called, getattr(engine, name)))
     return seen
 
 

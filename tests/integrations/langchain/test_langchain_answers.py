@@ -98,12 +98,6 @@ def test_each_chunk_is_one_span_the_last_is_the_report_and_they_add_up(chat: Cha
         assert message.content_blocks == [{"type": "text", "text": message.text}]
 
 
-def test_an_answer_ends_by_itself(chat: ChatCocoa) -> None:
-    answer = chat.invoke("What is the capital of France?")
-    assert answer.response_metadata["finish_reason"] == "eos"
-    assert answer.content == "The capital of France is Paris."
-
-
 @each_kind
 def test_stop_texts_of_the_model_and_of_a_call(kind: Any, quick_engine: CocoaEngine) -> None:
     options: dict[str, Any] = {"engine": quick_engine, "max_tokens": 12, "span_log_prob": "sum"}  # ends may be kept
@@ -250,6 +244,7 @@ def test_invoke_hands_spans_to_callbacks_when_streaming_is_on(kind: Any, quick_e
         assert without_reuse(answer.generation_info) == without_reuse(expected.generation_info)
     assert get_risk(answer).to_dict() == get_risk(expected).to_dict()
     assert live.spans == to_dicts(get_spans(answer)) == to_dicts(get_spans(expected))
+    assert "".join(live.tokens) == expected.text
     assert len(list(ChatCocoa(engine=quick_engine, max_tokens=12, streaming=False).stream(QUESTION))) == 1
 
 
@@ -333,18 +328,6 @@ async def test_every_way_returns_the_same_text(quick_llm: CocoaLLM, spy: Any, li
     assert "".join(pieces) == "".join([piece async for piece in quick_llm.astream(PROMPTS[0])]) == text
     assert await quick_llm.ainvoke(PROMPTS[0]) == text
     assert (PromptTemplate.from_template("{x}") | quick_llm).invoke({"x": PROMPTS[0]}) == text
-
-
-def test_callbacks_see_each_span_of_a_stream_live(quick_llm: CocoaLLM, live: Any) -> None:
-    stream = quick_llm.stream(PROMPTS[0], config={"callbacks": [live]})
-    next(stream)
-    assert len(live.spans) == 1
-    assert live.ends == 0
-    rest = list(stream)
-    assert rest
-    answer = only(quick_llm, PROMPTS[0])
-    assert live.spans == to_dicts(get_spans(answer)) == get_risk(answer).to_dict()["spans"]
-    assert "".join(live.tokens) == answer.text
 
 
 def test_usage_is_counted_for_a_batch(quick_engine: CocoaEngine, quick_llm: CocoaLLM) -> None:
@@ -573,16 +556,3 @@ async def test_v2_events_carry_spans_live_and_the_report_at_the_end(
         assert [span for chunk in chunks for span in to_dicts(get_spans(chunk))] == to_dicts(get_spans(quick_answer))
         assert get_risk(chunks[-1]).to_dict() == get_risk(end).to_dict() == get_risk(quick_answer).to_dict()
         assert to_dicts(get_spans(end)) == to_dicts(get_spans(quick_answer))
-
-
-async def test_v2_events_of_a_text_model(quick_llm: CocoaLLM) -> None:
-    [[generation]] = quick_llm.generate(["Once"]).generations
-    chain = PromptTemplate.from_template("{x}") | quick_llm
-    events = [event async for event in chain.astream_events({"x": "Once"}, version="v2")]
-    chunks = [event["data"]["chunk"] for event in events if event["event"] == "on_llm_stream"]
-    assert [span for chunk in chunks for span in to_dicts(get_spans(chunk))] == to_dicts(get_spans(generation))
-    assert get_risk(chunks[-1]).to_dict() == get_risk(generation).to_dict()
-    # Asked of the model itself, LangChain streams mere text; the end event is whole in both cases.
-    events += [event async for event in quick_llm.astream_events("Once", version="v2")]
-    ends = [event["data"]["output"] for event in events if event["event"] == "on_llm_end"]
-    assert [end["generations"][0][0]["generation_info"] for end in ends] == [generation.generation_info] * 2

@@ -50,20 +50,6 @@ def message(forced: Any) -> AIMessage:
     return forced.invoke(QUESTION)
 
 
-def test_streamed_calls_add_up_to_the_whole(message: AIMessage, forced: Any) -> None:
-    parts = list(forced.stream(QUESTION))
-    whole = added(parts)
-    [call], [expected] = whole.tool_calls, message.tool_calls
-    assert (call["name"], call["args"], whole.content) == (expected["name"], expected["args"], message.content)
-    pieces = [piece for part in parts for piece in part.tool_call_chunks]
-    assert len(pieces) > 1
-    assert [piece["name"] for piece in pieces] == ["get_weather", *[None] * (len(pieces) - 1)]
-    assert {piece["index"] for piece in pieces} == {0}
-    assert close(to_dicts(get_spans(whole)), to_dicts(get_spans(message)))
-    [ours], [others] = (get_risk(each).to_dict()["tool_calls"] for each in (whole, message))
-    assert close(ours, {**others, "id": call["id"]})
-
-
 def test_a_forced_call_and_the_risk_of_its_arguments(caller: ChatCocoa, message: AIMessage) -> None:
     [call] = message.tool_calls
     assert (call["name"], call["args"].keys()) == ("get_weather", {"city", "days"})
@@ -109,19 +95,6 @@ def test_the_initial_choice_holds_until_a_tool_has_answered(engine: CocoaEngine)
     assert chat.invoke([asked]).tool_calls == []
     with pytest.raises(ConfigError, match="did you mean 'get_time'"):
         ChatCocoa(engine=engine, initial_tool_choice="get_tim").bind_tools([get_time])
-
-
-def test_a_call_that_is_cut_off_is_invalid(forced: Any) -> None:
-    for answer in (forced.invoke(QUESTION, max_tokens=28), added(list(forced.stream(QUESTION, max_tokens=28)))):
-        assert answer.tool_calls == []
-        [call] = answer.invalid_tool_calls
-        assert call["name"] == "get_weather"
-        assert '{"city": "' in call["args"]
-        assert answer.response_metadata["finish_reason"] == "length"
-        [report] = get_risk(answer).to_dict()["tool_calls"]
-        assert "max_tokens, max_risk or a stop text" in report["error"]
-    [call] = forced.invoke(QUESTION, max_tokens=20).invalid_tool_calls
-    assert "max_tokens, max_risk or a stop text" in str(call["error"])
 
 
 def test_caches_tell_tools_and_the_initial_choice_apart(engine: CocoaEngine) -> None:

@@ -14,7 +14,7 @@ from tests.helpers import tool_templates
 from tests.helpers.alike import near, wire_report
 from tests.helpers.in_threads import happens
 from tests.helpers.inside import Gate, gated
-from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, READS_REASONING, Speaker, speaker
+from tests.helpers.reasoning_models import HYBRID, PLAIN, READS_REASONING, Speaker, speaker
 from tests.helpers.served import ASKED, CHAT, COMPLETIONS, HELLO, Exchange, chat, chunks, joined, post, refusal, text_of
 from tests.helpers.tool_templates import MOVE, PARAMETERS
 
@@ -185,22 +185,6 @@ def deltas_of(events: list[dict[str, Any]], key: str = "tool_calls") -> list[Any
     return [value for event in events for value in event["choices"][0]["delta"].get(key, ())]
 
 
-async def test_required_calls_are_made(hermes: Speaker) -> None:
-    body = {"tools": [MOVE], "tool_choice": "required", "max_tokens": 200}
-    answer = await chat(hermes, **body)
-    [choice] = answer["choices"]
-    assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["content"] is None
-    [call] = choice["message"]["tool_calls"]
-    assert call["type"] == "function"
-    assert call["function"]["name"] == "move"
-    jsonschema.validate(json.loads(call["function"]["arguments"]), PARAMETERS)
-    [risk] = choice["message"]["cocoa_risk"]["tool_calls"]
-    assert (risk["id"], risk["name"], risk["error"]) == (call["id"], "move", None)
-    assert set(risk["arguments"]) == {"up", "unit"}
-    assert all(0 <= value["risk"] <= 1 for value in risk["arguments"].values())
-
-
 async def test_calls_in_a_stream(hermes: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hermes, "says", f"Well. {CALL}\n{CALL}")
     events = await chunks(hermes, tools=[MOVE], max_tokens=200)
@@ -323,24 +307,6 @@ async def test_other_formats(tiny: Speaker) -> None:
     answer = await chat(tiny, max_tokens=LIMIT, response_format={"type": "json_object"})
     assert answer["choices"][0]["message"]["content"].startswith("{")
     assert (await refusal(speaker(template=HYBRID), reasoning_effort="low"))["param"] == "reasoning_effort"
-
-
-@pytest.mark.parametrize("template", [OPENS, PLAIN], ids=["inside", "opened"])
-async def test_reasoning_is_a_field_of_its_own(template: str) -> None:
-    opening = "" if template == OPENS else "<think>"
-    engine = speaker(f"{opening}First, hm.</think>\n\nThe answer.", template=template)
-    answer = await chat(engine, max_tokens=200)
-    message = answer["choices"][0]["message"]
-    assert (message["reasoning_content"], message["content"]) == ("First, hm.", "The answer.")
-    details = answer["usage"]["completion_tokens_details"]
-    assert 0 < details["reasoning_tokens"] < answer["usage"]["completion_tokens"]
-    parts = [span["part"] for span in message["cocoa_risk"]["spans"]]
-    assert parts == sorted(parts, reverse=True)
-    assert set(parts) == {"reasoning", "answer"}
-    events = await chunks(engine, max_tokens=200, stream_options={"include_usage": True})
-    assert joined(events, key="reasoning_content") == "First, hm."
-    assert joined(events[:-1]) == "The answer."
-    assert events[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == details["reasoning_tokens"]
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

@@ -22,7 +22,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.prompts import PromptTemplate
-from langchain_core.runnables import RunnableBranch, RunnableGenerator
+from langchain_core.runnables import RunnableGenerator
 from langchain_core.runnables.utils import add
 
 from cocoa_engine import CocoaEngine
@@ -181,33 +181,6 @@ def test_abstaining_calls_no_tools_and_marks_leave_them_alone(quick_answer: AIMe
 
 
 # With the rest of LangChain.
-
-
-def test_a_fallback_begins_anew(quick_engine: CocoaEngine) -> None:
-    risky = ChatCocoa(engine=quick_engine, max_tokens=12)
-    safer = ChatCocoa(engine=quick_engine, max_tokens=3)
-    values = [max_risk(chat.invoke(QUESTION)) for chat in (risky, safer)]
-    assert values[1] < values[0]
-    gate = risk_gate(sum(values) / 2)
-    chain = (risky | gate).with_fallbacks([safer | gate], exceptions_to_handle=(HallucinationRiskError,))
-    expected = safer.invoke(QUESTION).text
-    assert chain.invoke(QUESTION).text == expected
-    assert [chunk.text for chunk in chain.stream(QUESTION)] == [expected]  # nothing of the risky one
-    assert [answer.text for answer in chain.batch([QUESTION, QUESTION])] == [expected] * 2
-    with pytest.raises(ConfigError):  # a mistake is no risk
-        (risky | StrOutputParser() | gate).with_fallbacks(
-            [safer | gate], exceptions_to_handle=(HallucinationRiskError,)
-        ).invoke(QUESTION)
-
-
-def test_a_chain_branches_on_risk(quick_chat: ChatCocoa, quick_answer: AIMessage) -> None:
-    for threshold, expected in ((0.0, "unsure"), (2.0, quick_answer.text)):
-        branch = RunnableBranch(
-            (lambda answer, threshold=threshold: max_risk(answer) >= threshold, lambda answer: "unsure"),
-            StrOutputParser(),
-        )
-        assert (quick_chat | branch).invoke(QUESTION) == expected
-        assert "".join((quick_chat | branch).stream(QUESTION)) == expected
 
 
 def test_marks_stream_through(quick_chat: ChatCocoa, quick_answer: AIMessage, between: float) -> None:

@@ -489,17 +489,6 @@ async def test_the_items_come_in_order_from_worker_threads_and_leaving_the_strea
     assert closed == [True, True]
 
 
-async def test_an_error_reaches_the_reader() -> None:
-    def failing() -> Iterator[int]:
-        yield 0
-        raise ValueError("broken")
-
-    async with AsyncStream(Runs(), failing()) as stream:
-        assert await anext(stream) == 0
-        with pytest.raises(ValueError, match="broken"):
-            await anext(stream)
-
-
 async def test_cancellation_during_a_step_is_not_hidden() -> None:
     entered, go_on = threading.Event(), threading.Event()
 

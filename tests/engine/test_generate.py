@@ -97,14 +97,6 @@ def test_a_stream_is_live_and_gives_the_same_spans(engine: CocoaEngine, answer: 
     assert 0 < len(calls) == after_first < 24
 
 
-def test_settings_override_single_fields(engine: CocoaEngine) -> None:
-    config = CocoaConfig(method="cocoa", metric="con_mlds", max_new_tokens=4)
-    out = engine.generate(QUESTION, config=config, alpha=1.0)
-    assert out.config == config.replace(alpha=1.0)
-    assert all(span.calibrated for span in out.spans)  # which does not depend on these settings
-    assert all(span.score == pytest.approx(span.log_prob - span.con_mlds) for span in out.spans)
-
-
 def test_prompts_as_token_ids_finish_reasons_and_chats(engine: CocoaEngine) -> None:
     by_text = engine.generate(QUESTION, max_new_tokens=4)
     assert by_text.finish_reason == "length"
@@ -122,17 +114,6 @@ def test_prompts_as_token_ids_finish_reasons_and_chats(engine: CocoaEngine) -> N
     assert in_order(timeline)
     assert chat == engine.generate(engine.encode(text, add_special_tokens=False), max_new_tokens=8)
     assert list(engine.stream_chat(MESSAGES, max_new_tokens=8)) == chat.spans
-
-
-def test_score_of_text(engine: CocoaEngine) -> None:
-    good, bad = (engine.score("The capital of France is", text) for text in (" Paris.", " banana."))
-    assert good.text == " Paris."
-    assert good.spans[0].log_prob > bad.spans[0].log_prob
-    mean = engine.score("The capital of France is", " Paris.", span_log_prob="mean").spans[0]
-    assert mean.log_prob == pytest.approx(good.spans[0].log_prob / 2)
-    assert mean.score == pytest.approx(mean.log_prob * (1 + 2.5 * mean.f_mlds))
-    whole = engine.encode("The capital of France is Paris.")
-    assert whole[-len(good.token_ids) :] == good.token_ids
 
 
 def test_a_stream_may_be_finished_by_another_thread_and_in_another_mode(engine: CocoaEngine) -> None:

@@ -193,15 +193,6 @@ def test_messages_are_trimmed_by_the_models_own_count(quick_chat: ChatCocoa) -> 
     assert quick_chat.get_num_tokens_from_messages([]) == 0
 
 
-def test_an_empty_conversation_is_refused_before_any_work(
-    quick_engine: CocoaEngine, quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quick_engine, "chat", lambda *_, **__: pytest.fail("the engine was asked"))
-    for empty in ([], "", [HumanMessage(" \n")]):
-        with pytest.raises(PromptError, match="empty"):
-            quick_chat.invoke(empty)
-
-
 def test_a_timeout_raises_so_that_fallbacks_start(quick_engine: CocoaEngine, quick_chat: ChatCocoa) -> None:
     hasty = ChatCocoa(engine=quick_engine, max_tokens=12, timeout=1e-6)
     with pytest.raises(GenerationTimeoutError, match="within 1e-06 s"):
@@ -305,14 +296,6 @@ def test_the_name_of_a_call_is_that_of_its_result() -> None:
     assert [entry.get("name") for entry in entries] == [None, None, "f", None]
     with pytest.raises(PromptError, match="cannot hold messages of type FunctionMessage"):
         to_chat([HumanMessage("Hi"), FunctionMessage("a", name="f")])
-
-
-def test_an_answer_goes_on_from_the_prompt_as_it_is(engine: CocoaEngine) -> None:
-    expected = engine.generate(PROMPTS[0], max_new_tokens=6)
-    answer = only(CocoaLLM(engine=engine, max_tokens=6), PROMPTS[0])
-    assert answer.text == expected.text  # neither echoed nor wrapped in a chat template
-    assert get_risk(answer).to_dict() == risk_report(expected)
-    assert answer.generation_info["finish_reason"] == "length"
 
 
 async def test_every_way_returns_the_same_text(quick_llm: CocoaLLM, spy: Any, live: Any) -> None:

@@ -41,7 +41,7 @@ from cocoa_integrations.langchain import (
     with_risk_retry,
 )
 from cocoa_integrations.langchain.composed import called_model
-from tests.helpers.alike import close, near, stand_in, to_dicts, without_markers
+from tests.helpers.alike import near, stand_in, to_dicts, without_markers
 from tests.helpers.reasoning_models import HYBRID, PLAIN, reasoning_engine, saying
 from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import engine_for_schemas
@@ -166,19 +166,6 @@ def test_answers_with_other_passages_are_not_taken_from_a_cache(seeing_chat: Cha
     cached = seeing_chat.model_copy(update={"cache": InMemoryCache()})
     assert "passage_attention" not in to_dicts(get_spans(cached.invoke("it rains")))[0]
     assert len(to_dicts(get_spans(cached.invoke("it rains", source=["rains"])))[0]["passage_attention"]) == 1
-
-
-async def test_in_a_chain(quick_chat: ChatCocoa) -> None:
-    retriever = RunnableLambda(lambda _: DOCUMENTS)
-    chain = {"context": retriever, "question": RunnablePassthrough()} | with_citations(
-        PROMPT, quick_chat, min_attention=0.0
-    )
-    expected = chain.invoke("Who is it?")
-    assert expected.response_metadata["cocoa_citations"]
-    (streamed,) = chain.stream("Who is it?")
-    for message in (await chain.ainvoke("Who is it?"), streamed):
-        assert message.content == expected.content
-        assert close(message.response_metadata["cocoa_citations"], expected.response_metadata["cocoa_citations"])
 
 
 def test_bad_input(quick_chat: ChatCocoa) -> None:

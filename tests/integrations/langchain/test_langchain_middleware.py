@@ -28,11 +28,10 @@ from cocoa_integrations.langchain import (
     argument_risks,
     get_risk,
     get_risk_callback,
-    get_spans,
     max_risk,
 )
 from cocoa_integrations.langchain.agents import RiskMiddleware
-from tests.helpers.alike import made_report, to_dicts, without_offsets, without_run
+from tests.helpers.alike import made_report, without_offsets
 from tests.helpers.tiny_models import QUESTION, engine_for_schemas
 
 pytestmark = pytest.mark.also_remote
@@ -424,37 +423,9 @@ def test_invalid_conditions_are_refused(kind: Any, options: Any) -> None:
         kind(**options)
 
 
-@here
-def test_risk_reaches_messages_updates_and_callbacks(quick_chat: ChatCocoa, quick_answer: Any) -> None:
-    agent = agents.create_agent(quick_chat, tools=[])
-    with get_risk_callback() as risk:
-        message = agent.invoke(ASKED)["messages"][-1]
-        chunks = [chunk for chunk, _ in agent.stream(ASKED, stream_mode="messages")]
-        [update] = agent.stream(ASKED, stream_mode="updates")
-    expected = get_risk(quick_answer).to_dict()
-    assert (
-        get_risk(message).to_dict()
-        == get_risk(chunks[-1]).to_dict()
-        == get_risk(update["model"]["messages"][-1]).to_dict()
-        == expected
-    )
-    assert [span for chunk in chunks for span in to_dicts(get_spans(chunk))] == expected["spans"]
-    assert without_run(risk.reports) == [expected] * 3
-
-
 def calling(*middleware: Any) -> Any:
     chat = ChatCocoa(engine=engine_for_schemas(), max_tokens=80, initial_tool_choice="any", risk_metadata="full")
     return agents.create_agent(chat, tools=[double], middleware=middleware)
-
-
-def test_an_agent_calls_a_tool_and_answers() -> None:
-    with get_risk_callback() as risk:
-        _, call, result, answer = calling().invoke(DOUBLE)["messages"]
-    number = call.tool_calls[0]["args"]["number"]
-    assert result.content == str(2 * number)
-    assert answer.text
-    assert not answer.tool_calls
-    assert [get_risk(call).to_dict(), get_risk(answer).to_dict()] == without_run(risk.reports)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from llama_index.core.base.llms.types import ToolCallBlock
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.core.tools.calling import call_tool
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, argument_risks, collect_risk, field_risks, get_risk
@@ -27,13 +27,6 @@ def engine(block_engine: CocoaEngine) -> CocoaEngine:
     return block_engine
 
 
-class City(BaseModel):
-    """A city."""
-
-    name: str = Field(max_length=12)
-    capital: bool
-
-
 def lookup(city: str) -> str:
     """The country a city lies in."""
     return f"{city} lies in France."
@@ -41,20 +34,6 @@ def lookup(city: str) -> str:
 
 LOOKUP = FunctionTool.from_defaults(lookup)
 QUESTION = "Which country does Lyon lie in?"
-ABOUT = PromptTemplate("Describe the city {city}.")
-
-
-@pytest.mark.also_remote
-async def test_structured_predict_is_held_to_the_schema(caller: CocoaLLM) -> None:
-    with collect_risk() as reports:
-        city = caller.structured_predict(City, ABOUT, city="Lyon")
-        assert await caller.astructured_predict(City, ABOUT, city="Lyon") == city
-        streamed = list(caller.stream_structured_predict(City, ABOUT, city="Lyon"))
-    assert isinstance(city, City)
-    assert streamed[-1] == city
-    assert len(reports) == 3
-    answer = caller.as_structured_llm(City).complete("Describe the city Lyon.")
-    assert isinstance(answer.raw, City)
 
 
 @pytest.mark.also_remote

@@ -90,23 +90,6 @@ def retriever(nodes: list[Any]) -> BM25Retriever:
 
 
 @pytest.mark.also_remote
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("how", ["query", "aquery"])
-async def test_query_engine(how: str, streaming: bool, llm: CocoaLLM, retriever: BM25Retriever) -> None:
-    inner = RetrieverQueryEngine.from_args(retriever, llm=llm, streaming=streaming)
-    with collect_risk() as reports:
-        text, response = await answered(RiskQueryEngine(inner), how, BUILT)
-    expected = {False: Response, True: AsyncStreamingResponse if how == "aquery" else StreamingResponse}[streaming]
-    assert isinstance(response, expected)
-    assert response.metadata["cocoa_risk"] == reports[-1].to_dict()
-    assert response.metadata["cocoa_reports"] == to_dicts(reports)
-    assert text == text_of(response.metadata["cocoa_risk"]) != ""
-    assert len(response.metadata["cocoa_risk"]["spans"]) > 1
-    assert "lighthouse" in response.source_nodes[0].text
-    assert response.source_nodes[0].node_id in response.metadata  # LlamaIndex's own: the metadata of each node
-
-
-@pytest.mark.also_remote
 @pytest.mark.parametrize(
     ("mode", "streaming"),
     [(ResponseMode.COMPACT, False), (ResponseMode.REFINE, True), (ResponseMode.ACCUMULATE, False)],

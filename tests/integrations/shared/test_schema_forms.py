@@ -308,6 +308,7 @@ WRAPPED: dict[str, dict[str, Any]] = {
     "OpenAI's responses": {"type": "function", "name": "person", "parameters": PERSON},
     "a function": {"name": "person", "description": "A person.", "parameters": PERSON},
     "titled": TITLED,
+    "titled, a list of one type": {**TITLED, "type": ["object"]},
     "Anthropic": {"name": "person", "description": "A person.", "input_schema": PERSON},
     "Bedrock": {"toolSpec": {"name": "person", "inputSchema": {"json": PERSON}}},
     "titled reference": {"title": "Person", "$ref": "#/$defs/P", "$defs": {"P": PERSON}},

@@ -24,7 +24,7 @@ from cocoa_integrations.server.settings import ServerSettings
 from tests.helpers.family_gguf import write_family, write_tiny_gguf
 from tests.helpers.made_up_risk import TINY, fitted
 from tests.helpers.mutations import broken, broken_json, each_change, fuzz, mutated, mutated_json, outcome, survives
-from tests.helpers.tiny_models import NUM_LAYERS, save_model, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import NUM_LAYERS, save_model, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 HEADS: dict[str, Any] = {
@@ -36,11 +36,6 @@ HEADS: dict[str, Any] = {
     "reference": [0.0, 0.25, 0.25, 1.0],
     "reference_spans": 60,
 }
-
-
-@pytest.fixture(scope="module")
-def tiny() -> CocoaEngine:
-    return CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny")
 
 
 @pytest.fixture

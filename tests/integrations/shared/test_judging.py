@@ -35,7 +35,7 @@ from tests.helpers.alike import near, risk_report
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.reasoning_models import reasoning_engine, saying
 from tests.helpers.span_handlers import Spans, instrumented
-from tests.helpers.tiny_models import pieces_tokenizer, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import engine_for_schemas, pieces_tokenizer, tiny_model, tiny_tokenizer
 
 QUESTION, CONTEXTS = "Who is it?", ["the red one", "it rains"]
 ANSWER = "It is Otto. He is old!\nYes, 3.5 years"
@@ -44,9 +44,7 @@ ASKED = [{"role": "user", "content": "Context:\nthe red one\n\nit rains\n\nQuest
 
 @pytest.fixture(scope="module")
 def quick() -> CocoaEngine:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}> "
-    return CocoaEngine(tiny_model("llama", seed=6), tokenizer, model_name="quick")
+    return engine_for_schemas()
 
 
 @pytest.fixture(scope="module")

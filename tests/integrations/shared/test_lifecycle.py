@@ -63,11 +63,6 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return counted_loads(monkeypatch)
 
 
-@pytest.fixture(scope="module")
-def tiny() -> CocoaEngine:
-    return CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny")
-
-
 def answer_of(model: Any) -> Any:
     if isinstance(model, CocoaLLM):
         return model.complete(PROMPT)

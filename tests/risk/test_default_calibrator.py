@@ -219,11 +219,6 @@ SHORT: dict[str, Any] = {"max_new_tokens": 12}
 TEXT = "the ring is a thing"
 
 
-@pytest.fixture(scope="module")
-def tiny() -> CocoaEngine:
-    return CocoaEngine(tiny_model("llama", seed=6), tiny_tokenizer())
-
-
 @given(st.lists(st.floats(-1e4, 0.0), min_size=1))
 def test_token_risk_is_that_of_the_least_probable_token(log_probs: list[float]) -> None:
     assert 0 <= token_risk(log_probs) <= 1

@@ -13,7 +13,7 @@ from cocoa_engine import CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_spans
 from tests.helpers.alike import to_dicts
 from tests.helpers.live_server import serving
-from tests.helpers.tiny_models import QUESTION, TEMPLATE, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import QUESTION, engine_for_schemas
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +29,7 @@ def answer(chat: ChatCocoa) -> AIMessage:
 @pytest.fixture(scope="session")
 def quick_engine() -> CocoaEngine:
     """Random weights; its answers to most prompts have several spans of both kinds."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    return CocoaEngine(tiny_model("llama", seed=6), tokenizer, model_name="quick")
+    return engine_for_schemas()
 
 
 @pytest.fixture(scope="session")

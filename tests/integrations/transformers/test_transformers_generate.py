@@ -19,7 +19,7 @@ from cocoa_integrations.transformers import Cocoa, CocoaGenerateOutput, cocoa
 from tests.helpers.alike import assert_alike, near
 from tests.helpers.inside import hook_count
 from tests.helpers.made_up_risk import fitted
-from tests.helpers.tiny_models import EOS, PAD, TEMPLATE, VOCAB_SIZE, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import EOS, PAD, VOCAB_SIZE, engine_for_schemas, tiny_model, tiny_tokenizer
 
 SHORT: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
 BOTH = ["Once upon a time", "Who?"]
@@ -28,9 +28,7 @@ SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 1.5, "top_p": 0.8, 
 
 @pytest.fixture(scope="module")
 def tiny() -> CocoaEngine:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    return CocoaEngine(tiny_model("llama", seed=6), tokenizer)
+    return engine_for_schemas()
 
 
 def prompts(count: int, length: int = 4) -> list[list[int]]:

@@ -153,16 +153,6 @@ def test_answers_of_other_models_are_left_alone() -> None:
     assert (risk.reports, risk.max_risk) == ([], 0.0)
 
 
-def test_reports_are_nobodys_but_the_handlers(quick_chat: ChatCocoa) -> None:
-    with get_risk_callback() as outer, get_risk_callback() as inner:
-        message = quick_chat.invoke("a", max_tokens=4)
-    expected = get_risk(message).to_dict()
-    for handler in (inner, outer):
-        assert without_run(handler.reports) == [expected]
-        handler.reports[0].spans.clear()
-    assert get_risk(message).to_dict() == expected
-
-
 def test_the_latest_reports_are_kept_and_the_highest_risk_of_all(quick_chat: ChatCocoa) -> None:
     with get_risk_callback(max_reports=None) as all_of_them, get_risk_callback(max_reports=1) as latest:
         handler = RiskCallbackHandler(max_reports=2)

@@ -117,9 +117,6 @@ SCHEMA = {"title": "City", **City.model_json_schema()}
 ABOUT = "Describe the city of Paris."
 
 
-METHODS = pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
-
-
 async def test_structured_output_streams() -> None:
     branching = CHAT.model_copy(update={"gamma": 0.02, "max_candidates": 2})
     cities = list(branching.with_structured_output(SCHEMA).stream(ABOUT))
@@ -172,7 +169,7 @@ REQUEST = "An order of tea and milk."
 
 
 @pytest.mark.slow
-@METHODS
+@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
 def test_every_field_of_structured_output_has_its_risk(method: Any) -> None:
     model = CHAT.with_structured_output(Order, method=method, include_raw=True)
     answer = model.invoke(REQUEST)

@@ -73,11 +73,6 @@ def text_of(report: dict[str, Any]) -> str:
     return "".join(span["text"] for span in report["spans"])
 
 
-@pytest.fixture
-def chat(engine: CocoaEngine) -> CocoaLLM:
-    return CocoaLLM(engine=engine, max_new_tokens=12)
-
-
 @pytest.fixture(scope="module")
 def nodes() -> list[Any]:
     documents = [Document(text=path.read_text(), metadata={"file": path.name}) for path in sorted(CORPUS.glob("*.md"))]
@@ -300,9 +295,9 @@ def test_nodes_of_another_engine_are_attended_to_in_a_pass_of_the_answer_alone(
     assert fed_again.cached_tokens == fed_again.prompt_tokens - 1 == answered.prompt_tokens - 1
 
 
-def test_of_accumulated_answers(chat: CocoaLLM, caplog: pytest.LogCaptureFixture) -> None:
+def test_of_accumulated_answers(llm: CocoaLLM, caplog: pytest.LogCaptureFixture) -> None:
     """An answer cites only nodes of its own prompt."""
-    engine = RiskCitationQueryEngine(over_tower(chat, response_mode=ResponseMode.ACCUMULATE), min_attention=0.0)
+    engine = RiskCitationQueryEngine(over_tower(llm, response_mode=ResponseMode.ACCUMULATE), min_attention=0.0)
     response = engine.query(QUESTION)
     report = response.metadata["cocoa_risk"]  # type: ignore[index]
     assert stand_in(str(response), report["spans"])
@@ -317,12 +312,12 @@ def test_of_accumulated_answers(chat: CocoaLLM, caplog: pytest.LogCaptureFixture
     assert "not cited" not in caplog.text
 
 
-def test_streams_and_texts_without_markers(chat: CocoaLLM) -> None:
-    plain = str(RiskQueryEngine(over_tower(chat)).query(QUESTION))
-    stream = RiskCitationQueryEngine(over_tower(chat, streaming=True), min_attention=0.0).query(QUESTION)
+def test_streams_and_texts_without_markers(llm: CocoaLLM) -> None:
+    plain = str(RiskQueryEngine(over_tower(llm)).query(QUESTION))
+    stream = RiskCitationQueryEngine(over_tower(llm, streaming=True), min_attention=0.0).query(QUESTION)
     assert isinstance(stream, StreamingResponse)
     assert "".join(stream.response_gen) == plain
-    unmarked = RiskCitationQueryEngine(over_tower(chat), min_attention=0.0, markers=False).query(QUESTION)
+    unmarked = RiskCitationQueryEngine(over_tower(llm), min_attention=0.0, markers=False).query(QUESTION)
     assert str(unmarked) == plain
     assert unmarked.metadata["cocoa_citations"] == stream.metadata["cocoa_citations"] != []  # type: ignore[index]
     assert stand_in(plain, unmarked.metadata["cocoa_citations"])  # type: ignore[index]
@@ -418,14 +413,14 @@ class Fact(BaseModel):
     ],
 )
 def test_modes_without_a_report_are_refused(
-    options: dict[str, Any], words: str, chat: CocoaLLM, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], words: str, llm: CocoaLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "streaming" not in options:  # its tries do not stream
         with pytest.raises(ConfigError, match=words):
-            RiskRetryQueryEngine(Finds(*TEXTS), chat, threshold=0.5, top_k_growth=1, **options)
-    monkeypatch.setattr(Settings, "_llm", chat)
+            RiskRetryQueryEngine(Finds(*TEXTS), llm, threshold=0.5, top_k_growth=1, **options)
+    monkeypatch.setattr(Settings, "_llm", llm)
     options = {**options, "response_mode": ResponseMode(options["response_mode"])}
-    inner = RetrieverQueryEngine.from_args(Finds(*TEXTS), llm=chat, **options)
+    inner = RetrieverQueryEngine.from_args(Finds(*TEXTS), llm=llm, **options)
     with pytest.raises(ConfigError, match=words):
         RiskQueryEngine(inner)
     with pytest.raises(ConfigError, match=words):
@@ -444,8 +439,9 @@ class Wrapping(CustomQueryEngine):
 
 
 @pytest.mark.parametrize("change", [lambda text: text[::-1], lambda text: f"Answer: {text}", lambda text: text[:4]])
-def test_a_changed_text_has_no_report(change: Callable[[str], str], chat: CocoaLLM) -> None:
-    engine = RiskQueryEngine(Wrapping(inner=over(chat, "compact"), change=change))
+def test_a_changed_text_has_no_report(change: Callable[[str], str], llm: CocoaLLM) -> None:
+    longer = llm.model_copy(update={"max_new_tokens": 12})
+    engine = RiskQueryEngine(Wrapping(inner=over(longer, "compact"), change=change))
     with pytest.warns(MissingRiskWarning, match="does not tell which answer"):
         response = engine.query(QUESTION)
     assert response.metadata["cocoa_risk"] is None  # type: ignore[index]

@@ -33,12 +33,7 @@ from tests.helpers.made_up_answers import ATTACK, figures, generation
 from tests.helpers.mutations import CONTROLS, ESCAPES, MESSAGE_LIMIT, fuzz, mutated_json, outcome
 from tests.helpers.tiny_models import VOCAB_SIZE, endless, pieces_tokenizer, prompt, tiny_model
 
-
-@pytest.fixture(scope="module")
-def tiny_without_end() -> CocoaEngine:
-    return endless()
-
-
+ENDLESS = endless()
 PIECES = CocoaEngine(tiny_model("llama", seed=2), pieces_tokenizer())
 PROMPTS = st.one_of(
     st.text(max_size=60),
@@ -58,8 +53,8 @@ PROMPTS = st.one_of(
 @example("\ud800", "batch")
 @example("", "batch")
 @example("a" * 20_000, "stream")
-def test_prompts(tiny_without_end: CocoaEngine, given_prompt: Any, kind: str) -> None:
-    for engine in (tiny_without_end, PIECES):
+def test_prompts(given_prompt: Any, kind: str) -> None:
+    for engine in (ENDLESS, PIECES):
         both = [prompt(1), given_prompt]
         calls: dict[str, Any] = {
             "generate": partial(engine.generate, given_prompt, max_new_tokens=3),
@@ -76,10 +71,10 @@ def test_prompts(tiny_without_end: CocoaEngine, given_prompt: Any, kind: str) ->
 
 
 @pytest.mark.parametrize("token", range(3))
-def test_special_tokens_in_the_middle_of_a_prompt(tiny_without_end: CocoaEngine, token: int) -> None:
-    answer = tiny_without_end.generate([5, token, 6, token], max_new_tokens=4)
+def test_special_tokens_in_the_middle_of_a_prompt(token: int) -> None:
+    answer = ENDLESS.generate([5, token, 6, token], max_new_tokens=4)
     assert len(answer.token_ids) == 4
-    assert answer.token_ids == tiny_without_end.generate([5, token, 6, token], max_new_tokens=4).token_ids
+    assert answer.token_ids == ENDLESS.generate([5, token, 6, token], max_new_tokens=4).token_ids
 
 
 SCHEMA: dict[str, Any] = {

@@ -305,20 +305,6 @@ def save_model(folder: Path, architecture: str = "llama", *, chat: bool = True, 
     return str(folder)
 
 
-def counted_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A list that receives the name of each model whose weights are loaded from now on."""
-    names: list[str] = []
-    load = CocoaEngine.from_pretrained.__func__  # type: ignore[attr-defined]
-
-    def counted(kind: Any, model_name: str | None = None, **options: Any) -> CocoaEngine:
-        names.append(str(model_name))
-        engine: CocoaEngine = load(kind, model_name, **options)
-        return engine
-
-    monkeypatch.setattr(CocoaEngine, "from_pretrained", classmethod(counted))
-    return names
-
-
 class Item(BaseModel):
     name: Literal["tea", "milk"]
 

@@ -35,7 +35,7 @@ from cocoa_integrations.langchain import ChatCocoa, get_risk
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM
 from tests.helpers.made_up_risk import save_calibrator
-from tests.helpers.tiny_models import counted_loads, engine_for_schemas, save_model, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import engine_for_schemas, save_model, tiny_model, tiny_tokenizer
 
 PROMPT = "Once upon a time"
 KINDS = [ChatCocoa, LangChainLLM, CocoaLLM]
@@ -60,7 +60,17 @@ def calibrator(folder: str, tmp_path: Path) -> str:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    return counted_loads(monkeypatch)
+    """A list that receives the name of each model whose weights are loaded from now on."""
+    names: list[str] = []
+    load = CocoaEngine.from_pretrained.__func__  # type: ignore[attr-defined]
+
+    def counted(kind: Any, model_name: str | None = None, **options: Any) -> CocoaEngine:
+        names.append(str(model_name))
+        engine: CocoaEngine = load(kind, model_name, **options)
+        return engine
+
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", classmethod(counted))
+    return names
 
 
 def answer_of(model: Any) -> Any:

@@ -31,7 +31,7 @@ from cocoa_integrations.langchain import (
     max_risk,
 )
 from cocoa_integrations.langchain.agents import RiskMiddleware
-from tests.helpers.alike import made_report, without_offsets
+from tests.helpers.alike import made_report, without_offsets, without_run
 from tests.helpers.tiny_models import QUESTION, engine_for_schemas
 
 pytestmark = pytest.mark.also_remote
@@ -426,6 +426,16 @@ def test_invalid_conditions_are_refused(kind: Any, options: Any) -> None:
 def calling(*middleware: Any) -> Any:
     chat = ChatCocoa(engine=engine_for_schemas(), max_tokens=80, initial_tool_choice="any", risk_metadata="full")
     return agents.create_agent(chat, tools=[double], middleware=middleware)
+
+
+def test_an_agent_calls_a_tool_and_answers() -> None:
+    with get_risk_callback() as risk:
+        _, call, result, answer = calling().invoke(DOUBLE)["messages"]
+    number = call.tool_calls[0]["args"]["number"]
+    assert result.content == str(2 * number)
+    assert answer.text
+    assert not answer.tool_calls
+    assert [get_risk(call).to_dict(), get_risk(answer).to_dict()] == without_run(risk.reports)
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def test_every_table_shows_its_record(name: str, records: dict[str, Any]) -> Non
         widths = {line.count("|") for line in table.splitlines() if line.startswith("|")}
         assert len(widths) <= 1  # all rows have the same number of cells
     if name in ("context", "prompt_length", "candidates", "precision", "contention"):
-        assert all(f"{median:.2f}" in tables for median in medians(records[name]))
+        assert all(f"{median:.2f}" in tables for median in medians(records[name]) if median != 1)  # of the base
     if name != "machine":  # which has whole numbers
         assert report.written(name, scaled(records)) != tables
 

@@ -448,7 +448,12 @@ def test_the_bar_never_goes_back(stages: list[tuple[int, bool, bool]], data: st.
         assert progress.fraction() == pytest.approx(1.0)
 
 
+STOPPED = SimpleNamespace(monotonic=lambda: 0.0)
+"""A clock: on a busy machine, the first line comes after seconds."""
+
+
 def test_a_line_comes_while_one_step_hangs(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(output, "time", STOPPED)
     monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0.01)
     said: list[str] = []
 
@@ -458,7 +463,7 @@ def test_a_line_comes_while_one_step_hangs(monkeypatch: pytest.MonkeyPatch, capf
 
     with Progress("heads").stage("loading \x1b[31mmodel"):
         wait_until(listened)
-    assert re.match(r"(heads: loading ␛\[31mmodel, \d+ s so far\n){3}", "".join(said))
+    assert "".join(said).splitlines()[:3] == ["heads: loading ␛[31mmodel, 0 s so far"] * 3
     threads = [thread.name for thread in threading.enumerate()]
     assert "cocoa-progress" not in threads
 
@@ -526,12 +531,12 @@ def test_loading_prints_lines(
         time.sleep(0.2)
         raise ModelLoadError("it is damaged")
 
+    monkeypatch.setattr(output, "time", STOPPED)
     monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0.01)
     monkeypatch.setattr(CocoaEngine, "from_pretrained", slow)
     command = [word.format(**data, out=tmp_path / "out") for word in LOADING[name]]
     result = cocoa(*command)
-    said = rf"^{command[0]}: loading the embedded model \(slower the first time\), \d+ s so far$"
-    assert re.search(said, result.stderr, re.MULTILINE)
+    assert f"{command[0]}: loading the embedded model (slower the first time), 0 s so far\n" in result.stderr
     assert result.stderr.endswith("it is damaged\n")
     assert result.exit_code == 2
 
